@@ -1,0 +1,59 @@
+"""Reading numbers out of a checkpoint's config.json, which is untrusted: all that is wrong is reported at once."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from afl.errors import ConfigError, violations
+
+
+class Keys:
+    """Collects typed values from a config dict; `done` raises one error with all problems."""
+
+    def __init__(self, j: Mapping[str, Any], model: str) -> None:
+        self.j, self.model, self.problems = j, model, []
+
+    def size(self, key: str, default: int | None = None, high: int = 1 << 24) -> int:
+        """A positive integer up to `high`."""
+        value = self.j.get(key)
+        if value is None:
+            value = default
+        if value is None:
+            self.problems.append(f"{key} is missing")
+        elif isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= high:
+            self.problems.append(f"{key} must be an integer from 1 to {high}, is {value!r}")
+        else:
+            return value
+        return 1
+
+    def number(self, key: str, default: float) -> float:
+        """A positive number."""
+        value = self.j.get(key, default)
+        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < 1e30:
+            self.problems.append(f"{key} must be a positive number, is {value!r}")
+            return default
+        return float(value)
+
+    def flag(self, key: str, default: bool) -> bool:
+        """A truth value; null means the default."""
+        value = self.j.get(key)
+        if value is None:
+            return default
+        if not isinstance(value, bool):
+            self.problems.append(f"{key} must be true or false, is {value!r}")
+            return default
+        return value
+
+    def only(self, key: str, allowed: tuple[Any, ...], why: str) -> None:
+        """A key whose other values this model does not compute."""
+        if key in self.j and self.j[key] not in allowed:
+            self.problems.append(f"{key} is {self.j[key]!r}; {why}")
+
+    def require(self, holds: bool, text: str) -> None:
+        """A relation between values."""
+        if not holds and not self.problems:
+            self.problems.append(text)
+
+    def done(self) -> None:
+        """Raise ConfigError if anything was wrong."""
+        if self.problems:
+            raise ConfigError(violations(f"config.json of {self.model} does not hold", [f"{p}" for p in self.problems]))

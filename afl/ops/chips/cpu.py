@@ -1,0 +1,14 @@
+"""The host processor: a real chip, and the one every newcomer meets first."""
+
+from afl.chip import Chip, F, Limits, register
+
+CPU = register(Chip(
+    name="cpu",
+    features=frozenset({F.TORCH_CPU, F.NUMBA}),
+    dtypes=("float32", "bfloat16", "float16"),
+    limits=Limits(block_tokens=(16, ()), unified_memory=True),
+    # input-major storage lets the matrix product of a small batch stream the weight once
+    layouts={"linear.weight": "col", "head.weight": "col", "embed.weight": "nd", "kv.paged": "bsnd"},
+    allows_reference=True,
+    note="any host processor that torch and numba run on",
+))

@@ -19,6 +19,7 @@ class EngineConfig:
     """Everything that shapes an engine.  0 or None means: derive it (from the model, the host, the chip).
 
     block_tokens: tokens per cache block.  kv_blocks: usable cache blocks.  depth: steps in flight (1 or 2).
+    strict: a trace that was not declared is an error.  references: ops run their reference bodies (slow).
     eager: no program is traced.  checked: every op is checked for index ranges, NaN and result types.
     """
 
@@ -35,6 +36,7 @@ class EngineConfig:
     threads: int = 0
     policy: str = "fcfs"
     strict: bool = True
+    references: bool = False
     seed: int | None = None
     log: str | None = None
 

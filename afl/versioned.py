@@ -6,6 +6,7 @@ while keeping an old one costs memory per update made since.  Versions of one co
 """
 
 from collections.abc import Iterator, Mapping
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -25,9 +26,9 @@ class VDict(Mapping):
     __slots__ = ("_dict", "_undo", "_newer", "_size")
 
     def __init__(self, items: Any = ()) -> None:
-        self._dict: dict | None = dict(items)
-        self._undo: tuple[Any, Any] | None = None      # (key, value here or _GONE) when not the root
-        self._newer: VDict | None = None
+        self._dict: Any = dict(items)
+        self._undo: Any = None                         # (key, value here or _GONE) when not the root
+        self._newer: Any = None                        # the version made from this one
         self._size = len(self._dict)
 
     def set(self, key: Any, value: Any) -> "VDict":
@@ -75,12 +76,13 @@ class VDict(Mapping):
         """Make this version the one that holds the data."""
         if self._dict is not None:
             return self._dict
-        chain, v = [], self
+        chain: list[VDict] = []
+        v = self
         while v._dict is None:
             chain.append(v)
-            v = v._newer  # type: ignore[assignment]  # a version that is not the root has a successor
+            v = v._newer
         for u in reversed(chain):
-            d: Any = v._dict
+            d = v._dict
             key, value = u._undo
             v._undo = (key, d.get(key, _GONE))
             _put(d, key, value)
@@ -109,11 +111,11 @@ class VArray:
     __slots__ = ("_data", "_view", "_undo", "_newer")
 
     def __init__(self, data: np.ndarray) -> None:
-        self._data: np.ndarray | None = np.array(data)
+        self._data = np.array(data)
         self._view = self._data.view()
         self._view.flags.writeable = False
-        self._undo: tuple[Any, np.ndarray] | None = None
-        self._newer: VArray | None = None
+        self._undo: Any = None                         # (index, values here) when not the root
+        self._newer: Any = None
 
     @property
     def array(self) -> np.ndarray:
@@ -124,10 +126,9 @@ class VArray:
 
     def set(self, index: Any, values: Any) -> "VArray":
         """The version with `array[index] = values`; `index` names no element twice."""
-        self._root()
+        data = self._root()
         new = VArray.__new__(VArray)
-        new._data, new._view, new._undo, new._newer = self._data, self._view, None, None
-        data: Any = self._data
+        new._data, new._view, new._undo, new._newer = data, self._view, None, None
         self._undo = (index, np.array(data[index]))
         self._data, self._newer = None, new
         data[index] = values
@@ -136,13 +137,15 @@ class VArray:
     def __reduce__(self) -> tuple:
         return VArray, (self.array.copy(),)
 
-    def _root(self) -> None:
+    def _root(self) -> np.ndarray:
+        """Make this version the one that holds the data."""
         if self._data is not None:
-            return
-        chain, v = [], self
+            return self._data
+        chain: list[VArray] = []
+        v = self
         while v._data is None:
             chain.append(v)
-            v = v._newer  # type: ignore[assignment]
+            v = v._newer
         for u in reversed(chain):
             data: Any = v._data
             index, values = u._undo
@@ -151,6 +154,7 @@ class VArray:
             v._data, v._newer = None, u
             u._data, u._undo, u._newer = data, None, None
             v = u
+        return v._data
 
 
 class TokenLog:
@@ -189,30 +193,26 @@ class TokenLog:
         s.high[row] = end
         return log._with(row, start, end, start + room)
 
-    def clear(self, row: int) -> "TokenLog":
-        """The version in which `row` is empty."""
-        return self._with(row, 0, 0, 0)
+    def clear(self, rows: Any) -> "TokenLog":
+        """The version in which `rows` are empty."""
+        return self._with(rows, 0, 0, 0)
 
     def append(self, rows: Any, tokens: Any) -> "TokenLog":
         """The version with one more token on each of `rows` (no row twice).  About 10 us for 256 rows."""
-        end = self._end[rows]
-        log = self
-        if not (end < self._stop[rows]).all() or not (end == self._shared.high[rows]).all():
+        rows, tokens = np.asarray(rows, np.intp), np.asarray(tokens, np.int32)
+        log, write = self, _append_loop()
+        ends = self._end.copy()
+        if not write(rows, tokens, ends, self._stop, self._shared.high, self._shared.buffer):
             log = self._moved(0, rows)
-            end = log._end[rows]
-        s = log._shared
-        s.buffer[end] = tokens
-        end += 1
-        s.high[rows] = end
-        ends = log._end.copy()
-        ends[rows] = end
-        return TokenLog.__new__(TokenLog)._fill(log._start, ends, log._stop, s)
+            ends = log._end.copy()
+            write(rows, tokens, ends, log._stop, log._shared.high, log._shared.buffer)
+        return TokenLog.__new__(TokenLog)._fill(log._start, ends, log._stop, log._shared)
 
     def at(self, rows: Any, positions: Any) -> np.ndarray:
         """Token of each (row, position); every position lies inside its row."""
         return self._shared.buffer[self._start[rows] + positions]
 
-    def __getitem__(self, row: int) -> np.ndarray:
+    def __getitem__(self, row: Any) -> np.ndarray:
         view = self._shared.buffer[self._start[row] : self._end[row]]
         view.flags.writeable = False
         return view
@@ -229,7 +229,7 @@ class TokenLog:
         self.lengths.flags.writeable = False
         return self
 
-    def _with(self, row: int, start: int, end: int, stop: int) -> "TokenLog":
+    def _with(self, row: Any, start: int, end: int, stop: int) -> "TokenLog":
         starts, ends, stops = self._start.copy(), self._end.copy(), self._stop.copy()
         starts[row], ends[row], stops[row] = start, end, stop
         return TokenLog.__new__(TokenLog)._fill(starts, ends, stops, self._shared)
@@ -261,6 +261,27 @@ class _Shared:
         self.buffer = buffer     # int32
         self.high = high         # int64 [rows] place behind the last token anybody wrote in the row's newest segment
         self.top = top           # place behind the last segment
+
+
+def _append(rows, tokens, ends, stop, high, buffer):
+    """Write the tokens and move `ends` and `high`; False, and nothing done, if a row is full or was forked."""
+    for row in rows:
+        if ends[row] >= stop[row] or ends[row] != high[row]:
+            return False
+    for i in range(len(rows)):
+        row = rows[i]
+        buffer[ends[row]] = tokens[i]
+        ends[row] += 1
+        high[row] = ends[row]
+    return True
+
+
+@cache
+def _append_loop() -> Any:
+    """`_append` compiled: 4 us instead of 40 us for 256 rows."""
+    import numba
+
+    return numba.njit(cache=True)(_append)
 
 
 def _room(length: Any) -> Any:

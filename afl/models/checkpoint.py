@@ -164,11 +164,12 @@ def _special_tokens(folder: Path, text: Mapping[str, Any]) -> dict[str, str]:
 def _templates(folder: Path, text: Mapping[str, Any]) -> dict[str, Any]:
     """Chat templates from all places; a file of its own wins over one inside another file."""
     inside = text.get("chat_template")
-    if isinstance(inside, list):
-        pairs = [(t.get("name"), t.get("template")) if isinstance(t, dict) else (None, None) for t in inside]
-        found = dict(pairs)
-    else:
-        found = {} if inside is None else {"default": inside}
+    named = inside if isinstance(inside, list) else [] if inside is None else [{"name": "default", "template": inside}]
+    found: dict[str, Any] = {}
+    for t in named:
+        if not isinstance(t, dict) or not isinstance(t.get("name"), str):
+            raise CheckpointError(f"{folder}/tokenizer_config.json: chat_template must list {{name, template}} objects")
+        found[t["name"]] = t.get("template")
     legacy = _optional(folder / "chat_template.json").get("chat_template")
     if legacy is not None:
         found["default"] = legacy
@@ -180,8 +181,8 @@ def _templates(folder: Path, text: Mapping[str, Any]) -> dict[str, Any]:
     return found
 
 
-def _checked_templates(found: Mapping[Any, Any], where: Path) -> dict[str, str]:
+def _checked_templates(found: Mapping[str, Any], where: Path) -> dict[str, str]:
     for name, source in found.items():
-        if not isinstance(name, str) or not isinstance(source, str) or len(source) > MAX_TEMPLATE:
-            raise CheckpointError(f"{where}: chat template {str(name)[:80]!r} must be a text below {MAX_TEMPLATE} bytes")
+        if not isinstance(source, str) or len(source) > MAX_TEMPLATE:
+            raise CheckpointError(f"{where}: chat template {name[:80]!r} must be a text of at most {MAX_TEMPLATE}")
     return dict(found)

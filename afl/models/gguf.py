@@ -8,7 +8,7 @@ import math
 import struct
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import attrs
 import numpy as np
@@ -81,7 +81,7 @@ def read_file(path: Path) -> GgufFile:
         data = np.memmap(path, np.uint8, mode="c")
     except OSError as e:
         raise CheckpointError(f"cannot read {path}: {e.strerror or e}") from None
-    cursor = _Cursor(path, memoryview(data))
+    cursor = _Cursor(path, data.data)
     tensors, keys = _check_start(cursor)
     meta = {}
     for _ in range(keys):
@@ -155,7 +155,7 @@ class _Cursor:
     def __init__(self, path: Path, view: memoryview) -> None:
         self.path, self.view, self.at, self.strings = path, view, 0, 0
 
-    def fail(self, what: str) -> Any:
+    def fail(self, what: str) -> NoReturn:
         raise CheckpointError(f"{self.path.name}: {what[:600]}")
 
     def take(self, n: int) -> memoryview:
@@ -174,7 +174,7 @@ class _Cursor:
         try:
             return str(self.take(n), "utf-8")
         except UnicodeDecodeError:
-            return self.fail(f"a string at byte {self.at - n} is not UTF-8")
+            self.fail(f"a string at byte {self.at - n} is not UTF-8")
 
     def value(self, key: str) -> Any:
         kind = self.number("I")

@@ -6,7 +6,7 @@ order or about an ignored key gives fluent nonsense, so every key of the family'
 
 import re
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NoReturn
 
 import attrs
 import numpy as np
@@ -67,8 +67,8 @@ def convert(file: GgufFile) -> tuple[dict[str, Any], GgufStore]:
     if not isinstance(name, str) or name not in FAMILIES:
         raise CheckpointError(f"{file.path.name}: {unknown('GGUF architecture', str(name)[:80], FAMILIES)}")
     parts = file.meta.get("split.count", 1)
-    if parts not in (0, 1):
-        raise CheckpointError(f"{file.path.name} is one of {parts} split files; merge them first (gguf-split --merge)")
+    if type(parts) is not int or parts > 1:
+        raise CheckpointError(f"{file.path.name} is one of several split files; merge them first (gguf-split --merge)")
     config = _config(file, name)
     return config, _store(file, FAMILIES[name], config)
 
@@ -79,6 +79,9 @@ def _config(file: GgufFile, name: str) -> dict[str, Any]:
     strange = sorted(set(own) - set(_KEYS) - _CHECKED)
     if strange:
         _fail(file, f"metadata keys {', '.join(at + k for k in strange)} are not understood and could change results")
+    several = sorted(k for k, v in own.items() if isinstance(v, list | np.ndarray))
+    if several:
+        _fail(file, f"metadata keys {', '.join(at + k for k in several)} differ by layer, which is not supported")
     config: dict[str, Any] = {"architectures": [family.architecture], "model_type": family.model_type}
     config |= {_KEYS[k]: _number(file, at + k, v) for k, v in own.items() if k in _KEYS}
     missing = [at + k for k, to in _KEYS.items() if to in _REQUIRED and to not in config]
@@ -116,8 +119,8 @@ def _number(file: GgufFile, key: str, value: Any) -> Any:
 def _rope_scaling(file: GgufFile, own: Mapping[str, Any], e: int) -> dict[str, Any] | None:
     """Per-channel factors when the file has `rope_freqs.weight` (that is how Llama-3 scaling is stored): channel i
     turns by `theta^(-2i/e) / factors[i]` per position.  Otherwise what the scaling keys say, for the model to judge."""
-    kind = own.get("rope.scaling.type", "linear" if "rope.scaling.factor" in own or "rope.scale_linear" in own else None)
     factor = own.get("rope.scaling.factor", own.get("rope.scale_linear"))
+    kind = own.get("rope.scaling.type", None if factor is None else "linear")
     if "rope_freqs.weight" in file.blobs:
         blob = file.blobs["rope_freqs.weight"]
         if blob.shape != (e // 2,) or kind not in (None, "none"):
@@ -155,5 +158,5 @@ def _store(file: GgufFile, family: Family, config: Mapping[str, Any]) -> GgufSto
     return GgufStore(file, names, order, tensors)
 
 
-def _fail(file: GgufFile, what: str) -> Any:
+def _fail(file: GgufFile, what: str) -> NoReturn:
     raise CheckpointError(f"{file.path.name}: {what[:600]}")

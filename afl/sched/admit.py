@@ -5,7 +5,7 @@ import numpy as np
 
 from afl.sched.arrivals import limit_of
 from afl.sched.policy import Bound
-from afl.sched.state import FREE, LEAVING, RUNNING, SchedState, is_waiting
+from afl.sched.state import FREE, LEAVING, RUNNING, SchedState, evolve
 
 COLUMNS = ("status", "sched", "ids", "base", "promise", "floor", "limit", "stops", "needs_host", "preempts", "number",
            "priority", "arrival")
@@ -25,10 +25,10 @@ def admit(s: SchedState, policy: Bound, budget: int, spare: int) -> tuple[SchedS
     rows, grants, why = [], [], ""
     columns = None
     while entry := queue.head():
-        if not is_waiting(s, entry):
-            queue = queue.pop()
+        ticket = tickets.get(entry[2])
+        if ticket is None or ticket.number != entry[1]:
+            queue = queue.pop()                            # aborted while it waited
             continue
-        ticket = tickets[entry[2]]
         blocks = s.config.blocks_for(len(ticket.tokens))
         n = int(policy.chunk(s, np.array([min(len(ticket.tokens), budget)], np.int32), policy.params)[0])
         why = "budget" if n < 1 else "rows" if not free else "blocks" if blocks > spare else ""
@@ -43,9 +43,9 @@ def admit(s: SchedState, policy: Bound, budget: int, spare: int) -> tuple[SchedS
         rows.append(row)
         grants.append(n)
     if columns:
-        running = np.concatenate([s.running, np.array(rows, np.int32)])
-        s = attrs.evolve(s, tickets=tickets, tokens=tokens, running=running, **columns)
-    return attrs.evolve(s, queue=queue), rows, grants, why
+        running = np.concatenate([s.running, np.array(rows, np.intp)])
+        s = evolve(s, tickets=tickets, tokens=tokens, running=running, **columns)
+    return evolve(s, queue=queue), rows, grants, why
 
 
 def _fill(columns: dict[str, np.ndarray], row: int, ticket, s: SchedState, blocks: int) -> None:

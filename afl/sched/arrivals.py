@@ -2,13 +2,10 @@
 
 from collections.abc import Sequence
 
-import attrs
-import numpy as np
-
 from afl.sched.events import Aborted, Arrived, Request
 from afl.sched.outputs import NOTHING, REASONS, Outputs
 from afl.sched.rows import end
-from afl.sched.state import SchedConfig, SchedState, Ticket
+from afl.sched.state import SchedConfig, SchedState, Ticket, evolve
 
 
 def arrive(s: SchedState, events: Sequence[Arrived]) -> tuple[SchedState, Outputs]:
@@ -23,7 +20,7 @@ def arrive(s: SchedState, events: Sequence[Arrived]) -> tuple[SchedState, Output
         n += 1
         tickets = tickets.set(r.id, Ticket(r, n, r.prompt))
         queue = queue.push(r, n)
-    s = attrs.evolve(s, tickets=tickets, queue=queue, arrivals=n)
+    s = evolve(s, tickets=tickets, queue=queue, arrivals=n)
     return s, Outputs(refused=tuple(refused)) if refused else NOTHING
 
 
@@ -61,5 +58,5 @@ def abort(s: SchedState, events: Sequence[Aborted]) -> tuple[SchedState, Outputs
         return s, NOTHING
     ended = list(reversed(live.values()))
     n = len(ended)
-    outputs = Outputs([e.id for e in ended], np.full(n, -1), [REASONS.index(e.reason) for e in ended], np.full(n, -1))
+    outputs = Outputs([e.id for e in ended], [-1] * n, [REASONS.index(e.reason) for e in ended], [-1] * n)
     return end(s, live), outputs

@@ -5,9 +5,12 @@ budget and the blocks allow.  Prefill, chunks, decode and recomputation are the 
 Blocks that were promised at admission count as taken, so a prompt that was let in can be computed to its end.
 """
 
+from collections.abc import Mapping
+
 import attrs
 import numpy as np
 
+from afl.sched.loops import compiled, empty32, find_wants, fit
 from afl.sched.policy import Bound
 from afl.sched.rows import fence_of
 from afl.sched.state import SKIPS, SchedState, pending
@@ -17,49 +20,37 @@ from afl.sched.state import SKIPS, SchedState, pending
 class Grants:
     """The running part of a plan."""
 
-    rows: np.ndarray                   # int32 [r]
+    rows: np.ndarray                   # intp [r]
     grant: np.ndarray                  # int32 [r], each >= 1
     emit: np.ndarray                   # bool [r]
     budget: int                        # tokens left
     spare: int                         # blocks left that are neither taken nor promised
     victims: tuple[int, ...] = ()      # rows to preempt
-    skips: tuple[str, ...] = ()        # a reason for each row that got nothing
+    skips: Mapping[str, int] = {}      # rows that got nothing, by reason
 
 
 def grant_running(s: SchedState, policy: Bound) -> Grants:
     """Grants for the rows in `running`, in its order.  Whole columns unless blocks run out."""
-    rows, skips = s.running, ()
-    want, sched = s.tokens.lengths[rows], s.sched[rows]
-    left = want - sched
-    if s.inflight:
-        pend = pending(s)[rows]
-        want = want + pend
-        full = want >= s.limit[rows]                       # all the output it may have is in flight
-        host = s.needs_host[rows] & (pend > 0)             # its next step depends on a token nobody has seen
-        left = np.where(full | host, 0, want - sched)
-        if not left.all():
-            skips = ("limit",) * int(full.sum()) + ("host",) * int((host & ~full).sum())
+    rows, c, n = s.running, s.config, len(s.running)
+    want, left, grant, emit = empty32(n), empty32(n), empty32(n), np.empty(n, bool)
+    limited, hosted = compiled(find_wants)(
+        rows, s.tokens.lengths, pending(s), s.sched, s.limit, s.needs_host, want, left)
     capped = policy.chunk(s, left, policy.params)
-    budget = s.config.max_step_tokens
-    total = int(capped.sum())
-    grant = capped if total <= budget else np.clip(budget - (np.cumsum(capped) - capped), 0, capped)
-    held = s.nblk[rows]
-    target = np.maximum(-(-(sched + grant) // s.config.block_tokens), s.promise[rows])
-    spare = s.pool.free - int((np.maximum(target, held) - held).sum())
-    if spare < 0:
+    budget, blocks, starved = compiled(fit)(
+        rows, capped, s.sched, s.nblk, s.promise, want, c.block_tokens, c.max_step_tokens, grant, emit)
+    skips = {"limit": limited, "host": hosted, "budget": starved} if limited or hosted or starved else {}
+    if blocks > s.pool.free:
         return _squeeze(s, policy, want, capped, skips)
-    emit = sched + grant == want
-    if not grant.all():
+    if np.count_nonzero(grant) < n:
         some = grant > 0
-        skips += ("budget",) * int(((capped > 0) & ~some).sum())
         rows, grant, emit = rows[some], grant[some], emit[some]
-    return Grants(rows, grant, emit, max(budget - total, 0), spare, (), skips)
+    return Grants(rows, grant, emit, budget, s.pool.free - blocks, (), skips)
 
 
-def _squeeze(s: SchedState, policy: Bound, want: np.ndarray, capped: np.ndarray, skips: tuple) -> Grants:
+def _squeeze(s: SchedState, policy: Bound, want: np.ndarray, capped: np.ndarray, skips: dict[str, int]) -> Grants:
     """The same row by row, with preemption: a row without blocks waits for those of rows away, or takes a victim's."""
-    c, skips = s.config, list(skips)
-    budget = c.max_step_tokens
+    c = s.config
+    budget, waits, starved = c.max_step_tokens, 0, 0
     rows = [int(r) for r in s.running]
     has = {r: max(int(s.promise[r]), int(s.nblk[r])) for r in rows}         # blocks that are the row's already
     wants = dict(zip(rows, want.tolist(), strict=True))
@@ -82,17 +73,17 @@ def _squeeze(s: SchedState, policy: Bound, want: np.ndarray, capped: np.ndarray,
             continue
         if n and beyond > spare:
             coming, spare = coming - (beyond - spare), 0
-            skips.append("fence")
+            waits += 1
         elif n:
             budget, spare = budget - n, spare - beyond
             granted[row] = (n, beyond)
         elif asked:
-            skips.append("budget")
-    skips += ["preempted"] * len(victims)
-    out = np.array(list(granted), np.int32)
+            starved += 1
+    skips = skips | {"budget": starved, "fence": waits, "preempted": len(victims)}
+    out = np.array(list(granted), np.intp)
     grant = np.array([n for n, _ in granted.values()], np.int32)
     emit = s.sched[out] + grant == np.array([wants[r] for r in granted], np.int32)
-    return Grants(out, grant, emit, budget, spare, tuple(victims), tuple(skips))
+    return Grants(out, grant, emit, budget, spare, tuple(victims), skips)
 
 
 def _candidates(s: SchedState, rows: list[int], wants: dict[int, int], victims: list[int]) -> np.ndarray:
@@ -103,8 +94,6 @@ def _candidates(s: SchedState, rows: list[int], wants: dict[int, int], victims: 
     return np.array([r for r in rows if r not in victims and (not s.preempts[r] or wants[r] > s.base[r])], np.int32)
 
 
-def counted(skips: tuple[int, ...], reasons: tuple[str, ...]) -> tuple[int, ...]:
+def counted(skips: tuple[int, ...], reasons: Mapping[str, int]) -> tuple[int, ...]:
     """The skip counters with `reasons` added."""
-    if not reasons:
-        return skips
-    return tuple(n + reasons.count(name) for n, name in zip(skips, SKIPS, strict=True))
+    return tuple(n + reasons.get(name, 0) for n, name in zip(skips, SKIPS, strict=True)) if reasons else skips

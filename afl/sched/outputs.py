@@ -1,6 +1,7 @@
 """The effect of events: tokens and finishes for the callers, as parallel arrays."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import attrs
 import numpy as np
@@ -9,23 +10,18 @@ REASONS = ("", "stop", "length", "abort", "error")
 NONE, STOP, LENGTH, ABORT, ERROR = range(5)
 
 
-def _frozen(dtype):
-    def convert(values):
-        array = np.asarray(values, dtype)
-        array.flags.writeable = False
-        return array
-
-    return convert
+def _array(dtype: Any) -> Callable[[Any], np.ndarray]:
+    return lambda values: values if type(values) is np.ndarray else np.array(values, dtype)
 
 
 @attrs.frozen(eq=False)
 class Outputs:
     """One entry per delivered token or finish, in order of delivery; a finish without a token has token -1."""
 
-    ids: np.ndarray = attrs.field(factory=tuple, converter=_frozen(object))
-    tokens: np.ndarray = attrs.field(factory=tuple, converter=_frozen(np.int32))
-    finish: np.ndarray = attrs.field(factory=tuple, converter=_frozen(np.int8))         # index into REASONS
-    stop_reason: np.ndarray = attrs.field(factory=tuple, converter=_frozen(np.int32))   # the stop id, -1 = none
+    ids: np.ndarray = attrs.field(default=(), converter=_array(object))
+    tokens: np.ndarray = attrs.field(default=(), converter=_array(np.int32))
+    finish: np.ndarray = attrs.field(default=(), converter=_array(np.int8))         # index into REASONS
+    stop_reason: np.ndarray = attrs.field(default=(), converter=_array(np.int32))   # the stop id, -1 = none
     refused: tuple[tuple[str, str], ...] = ()       # (id, message): never entered the queue
     dropped: int = 0                                # late results of finished rows
     step: int = 0                                   # the plan whose result this is; 0 = none

@@ -15,6 +15,7 @@ class Plan:
     grant: np.ndarray         # int32 [r] tokens to compute, each >= 1
     emit: np.ndarray          # bool [r] the grant reaches the row's last token, so the row samples
     blocks: np.ndarray        # int32 [r, w] block tables, 0 behind a row's last block
+    at: np.ndarray            # intp [r] `rows` again, as numpy likes indices
     needs_host: bool = False  # a row samples under host state (a grammar mask) that must be ready first
 
     @property

@@ -82,4 +82,5 @@ def bind(policy: Policy) -> Bound:
         if name not in params:
             raise ConfigError(unknown("policy parameter", name, params))
         params[name] = value
-    return Bound(*((getattr(files[s], s) or getattr(fallback, s)) for s in SLOTS), params)
+    chosen: Any = {s: getattr(files[s], s) or getattr(fallback, s) for s in SLOTS}
+    return Bound(**chosen, params=params)

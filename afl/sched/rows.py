@@ -11,7 +11,7 @@ import attrs
 import numpy as np
 
 from afl.sched.queue import swept
-from afl.sched.state import ENDED, FREE, LEAVING, RUNNING, SchedState, is_waiting
+from afl.sched.state import ENDED, FREE, LEAVING, RUNNING, SchedState, evolve, is_waiting
 
 
 def leave(s: SchedState, rows: Iterable[int], status: int) -> SchedState:
@@ -22,7 +22,7 @@ def leave(s: SchedState, rows: Iterable[int], status: int) -> SchedState:
             away += ((fence_of(s, row), row),)
         column[row] = status
     running = s.running[column[s.running] == RUNNING]
-    return sweep(attrs.evolve(s, status=column, running=running, away=away))
+    return sweep(evolve(s, status=column, running=running, away=away))
 
 
 def fence_of(s: SchedState, row: int) -> int:
@@ -37,8 +37,8 @@ def sweep(s: SchedState) -> SchedState:
     if not due:
         return s
     rows = np.array(due)
-    tickets, queue = s.tickets, s.queue
-    for row in rows[s.status[rows] == LEAVING]:
+    tickets, queue, again = s.tickets, s.queue, rows[s.status[rows] == LEAVING]
+    for row in again:
         ticket = tickets[s.ids[row]]
         tickets = tickets.set(s.ids[row], attrs.evolve(
             ticket, row=-1, tokens=s.tokens[row].copy(), preempts=ticket.preempts + 1))
@@ -48,8 +48,9 @@ def sweep(s: SchedState) -> SchedState:
     status, nblk, ids = s.status.copy(), s.nblk.copy(), s.ids.copy()
     status[rows], nblk[rows], ids[rows] = FREE, 0, None
     width = int(s.nblk[rows].max())
-    return attrs.evolve(
-        s, tickets=tickets, queue=queue, status=status, nblk=nblk, ids=ids, pool=s.pool.give(blocks),
+    return evolve(
+        s, recomputed=s.recomputed + int(s.sched[again].sum()), tickets=tickets, queue=queue, status=status,
+        nblk=nblk, ids=ids, pool=s.pool.give(blocks),
         table=s.table.set(np.ix_(rows, np.arange(width)), 0), tokens=s.tokens.clear(rows),
         away=tuple(a for a in s.away if a[0] >= oldest))
 
@@ -57,9 +58,7 @@ def sweep(s: SchedState) -> SchedState:
 def preempt(s: SchedState, rows: Iterable[int]) -> SchedState:
     """Drop the computed tokens of `rows` and queue their requests again with all tokens known so far."""
     rows = list(rows)
-    again = int(s.sched[rows].sum())
-    s = attrs.evolve(s, preemptions=s.preemptions + len(rows), recomputed=s.recomputed + again)
-    return leave(s, rows, LEAVING)
+    return leave(evolve(s, preemptions=s.preemptions + len(rows)), rows, LEAVING)
 
 
 def end(s: SchedState, ids: Iterable[str]) -> SchedState:
@@ -70,5 +69,5 @@ def end(s: SchedState, ids: Iterable[str]) -> SchedState:
         tickets = tickets.delete(id)
         if row >= 0:
             rows.append(row)
-    s = leave(attrs.evolve(s, tickets=tickets), rows, ENDED)
-    return attrs.evolve(s, queue=swept(s.queue, s.waiting, lambda e: is_waiting(s, e)))
+    s = leave(evolve(s, tickets=tickets), rows, ENDED)
+    return evolve(s, queue=swept(s.queue, s.waiting, lambda e: is_waiting(s, e)))

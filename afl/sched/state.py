@@ -13,6 +13,7 @@ import numpy as np
 
 from afl.errors import ConfigError
 from afl.sched.events import Request
+from afl.sched.loops import add_pending, compiled
 from afl.sched.plan import Plan
 from afl.sched.policy import Policy
 from afl.sched.pool import BlockPool
@@ -58,7 +59,7 @@ class Ticket:
     preempts: int = 0
 
 
-@attrs.frozen(eq=False)
+@attrs.frozen(eq=False, slots=False, repr=False)
 class SchedState:
     """One moment of the scheduler.  n = max_seqs rows, w = blocks of the longest sequence."""
 
@@ -68,7 +69,7 @@ class SchedState:
     arrivals: int                 # number of the newest request
     tickets: VDict                # id -> Ticket, every live request
     queue: Queue                  # those that wait
-    running: np.ndarray           # int32 rows in admission order
+    running: np.ndarray           # intp rows in admission order
     away: tuple[tuple[int, int], ...]      # (fence, row): LEAVING and ENDED rows, free once plan `fence` was observed
     inflight: tuple[Plan, ...]    # handed out, result not yet seen; oldest first
     pool: BlockPool
@@ -93,7 +94,7 @@ class SchedState:
     # Counters since the start.
     dropped: int = 0              # late results of finished rows
     preemptions: int = 0
-    recomputed: int = 0           # tokens computed again because of preemption
+    recomputed: int = 0           # computed tokens given up by preemption
     skips: tuple[int, ...] = (0,) * len(SKIPS)
 
     @property
@@ -131,8 +132,8 @@ def init(config: SchedConfig, policy: Policy = Policy()) -> SchedState:  # noqa:
     n = config.max_seqs
     int32, int64 = np.zeros(n, np.int32), np.zeros(n, np.int64)
     return SchedState(
-        config=config, now=0.0, step=0, arrivals=0, tickets=VDict(), queue=Queue(policy), running=int32[:0], away=(),
-        inflight=(), pool=BlockPool.of(config.blocks), tokens=TokenLog(n),
+        config=config, now=0.0, step=0, arrivals=0, tickets=VDict(), queue=Queue(policy),
+        running=np.zeros(0, np.intp), away=(), inflight=(), pool=BlockPool.of(config.blocks), tokens=TokenLog(n),
         table=VArray(np.zeros((n, min(config.blocks, config.blocks_for(config.max_model_len))), np.int32)),
         status=np.zeros(n, np.int8), sched=int32, nblk=int32, ids=np.full(n, None, object), base=int32, promise=int32,
         floor=int32, limit=int32, stops=np.full((n, 1), -1, np.int32), needs_host=np.zeros(n, bool), preempts=int32,
@@ -140,17 +141,20 @@ def init(config: SchedConfig, policy: Policy = Policy()) -> SchedState:  # noqa:
     )
 
 
+def evolve(s: SchedState, **changes: Any) -> SchedState:
+    """The state with some fields changed; twenty times faster than `attrs.evolve`, which reads every field."""
+    assert changes.keys() <= s.__dict__.keys(), changes.keys()
+    new = object.__new__(SchedState)
+    new.__dict__.update(s.__dict__, **changes)
+    return new
+
+
 def pending(s: SchedState) -> np.ndarray:
     """Tokens of each row that plans in flight will yield, int32 [n]."""
     out = np.zeros(s.config.max_seqs, np.int32)
     for plan in s.inflight:
-        out[plan.rows] += plan.emit
+        compiled(add_pending)(plan.at, plan.emit, out)
     return out
-
-
-def row_of(s: SchedState, id: str) -> int:
-    """Row of request `id`, -1 if it waits."""
-    return s.tickets[id].row
 
 
 def _content(s: SchedState) -> Any:

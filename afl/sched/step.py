@@ -1,21 +1,21 @@
 """The transition: events in, plan and outputs out.  No clock, no randomness, no I/O."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
-import attrs
 import numpy as np
 
 from afl.sched.admit import admit
 from afl.sched.arrivals import abort, arrive
 from afl.sched.events import Aborted, Arrived, Event, Sampled, Tick
 from afl.sched.grants import counted, grant_running
+from afl.sched.loops import compiled, empty32, extend, gather
 from afl.sched.outputs import NOTHING, Outputs, merge
 from afl.sched.plan import Plan
 from afl.sched.policy import Policy, bind
 from afl.sched.queue import build, entry_of
 from afl.sched.results import observe
 from afl.sched.rows import preempt
-from afl.sched.state import SchedState, is_waiting
+from afl.sched.state import SchedState, evolve, is_waiting
 
 
 def step(s: SchedState, events: Iterable[Event], policy: Policy) -> tuple[SchedState, Plan | None, Outputs]:
@@ -64,7 +64,7 @@ def on_event(s: SchedState, e: Event) -> tuple[SchedState, Outputs]:
         case Aborted():
             return abort(s, [e])
         case Tick():
-            return attrs.evolve(s, now=e.now), NOTHING
+            return evolve(s, now=e.now), NOTHING
     raise TypeError(f"not a scheduler event: {e!r}")
 
 
@@ -73,20 +73,20 @@ def schedule(s: SchedState, policy: Policy) -> tuple[SchedState, Plan | None]:
     bound = bind(policy)
     if policy is not s.queue.policy and policy != s.queue.policy:
         live = [s.tickets[e[2]] for e in s.queue.entries() if is_waiting(s, e)]
-        s = attrs.evolve(s, queue=build(policy, [entry_of(policy, t.request, t.number) for t in live]))
+        s = evolve(s, queue=build(policy, [entry_of(policy, t.request, t.number) for t in live]))
     g = grant_running(s, bound)
     rows, grant, emit, reasons = g.rows, g.grant, g.emit, g.skips
     if g.victims:
         s = preempt(s, g.victims)
     elif s.queue.size:
         s, added, tokens, why = admit(s, bound, g.budget, g.spare)
-        reasons += (why,) if why else ()
+        reasons = {**reasons, why: 1} if why else reasons
         if added:
-            rows = np.concatenate([rows, np.array(added, np.int32)])
+            rows = np.concatenate([rows, np.array(added, np.intp)])
             grant = np.concatenate([grant, np.array(tokens, np.int32)])
             emit = np.concatenate([emit, s.tokens.lengths[added] == tokens])
     if not len(rows):
-        return (attrs.evolve(s, skips=counted(s.skips, reasons)) if reasons else s), None
+        return (evolve(s, skips=counted(s.skips, reasons)) if reasons else s), None
     return _hand_out(s, rows, grant, emit, reasons)
 
 
@@ -95,7 +95,7 @@ def tokens_for(s: SchedState, plan: Plan) -> np.ndarray:
 
     -1 - row where the host does not know the token yet: it is the last one sampled in that row, on the device.
     """
-    rows, position = plan.rows, plan.start
+    rows, position = plan.at, plan.start
     if plan.tokens != len(rows):
         rows = np.repeat(rows, plan.grant)
         first = np.cumsum(plan.grant) - plan.grant
@@ -105,26 +105,21 @@ def tokens_for(s: SchedState, plan: Plan) -> np.ndarray:
     return np.where(position <= last, tokens, -1 - rows).astype(np.int32)
 
 
-def _hand_out(s: SchedState, rows: np.ndarray, grant: np.ndarray, emit: np.ndarray, reasons: tuple):
+def _hand_out(s: SchedState, rows: np.ndarray, grant: np.ndarray, emit: np.ndarray, reasons: Mapping[str, int]):
     """Give the rows their blocks and record the plan as in flight."""
-    start, held = s.sched[rows], s.nblk[rows]
-    end = start + grant
-    need = -(-end // s.config.block_tokens) - held
-    table, pool, nblk = s.table, s.pool, s.nblk
-    total = int(need.sum())
+    sched, nblk, start, need = s.sched.copy(), s.nblk.copy(), empty32(len(rows)), empty32(len(rows))
+    total, width = compiled(extend)(rows, grant, s.config.block_tokens, sched, nblk, start, need)
+    table, pool = s.table, s.pool
     if total:
         ids, pool = pool.take(total)
         at = np.flatnonzero(need)
-        count, first = need[at], held[at]
+        count = need[at]
         within = np.arange(total) - np.repeat(np.cumsum(count) - count, count)
-        table = table.set((np.repeat(rows[at], count), np.repeat(first, count) + within), ids)
-        nblk = nblk.copy()
-        nblk[rows[at]] += count
-        held = held + need
-    sched = s.sched.copy()
-    sched[rows] = end
-    plan = Plan(s.step + 1, rows, s.ids[rows], start, grant, emit, table.array[:, : int(held.max())][rows],
-                bool((s.needs_host[rows] & emit).any()))
-    s = attrs.evolve(s, step=s.step + 1, sched=sched, nblk=nblk, table=table, pool=pool, inflight=(*s.inflight, plan),
+        table = table.set((np.repeat(rows[at], count), np.repeat(s.nblk[rows[at]], count) + within), ids)
+    blocks = np.empty((len(rows), width), np.int32)
+    compiled(gather)(rows, table.array, blocks)
+    plan = Plan(s.step + 1, rows.astype(np.int32), s.ids[rows], start, grant, emit, blocks, rows,
+                bool(np.count_nonzero(s.needs_host[rows] & emit)))
+    s = evolve(s, step=s.step + 1, sched=sched, nblk=nblk, table=table, pool=pool, inflight=(*s.inflight, plan),
                      skips=counted(s.skips, reasons))
     return s, plan

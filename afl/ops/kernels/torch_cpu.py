@@ -6,7 +6,6 @@ from torch import Tensor
 from afl.chip import F
 from afl.ir.kernel import kernel
 from afl.ir.op import FLOAT32
-from afl.ops.act import swiglu
 from afl.ops.attention import paged_attention, write_kv
 from afl.ops.embed import embed
 from afl.ops.linear import linear, logits
@@ -30,10 +29,6 @@ def _embed(token: Tensor, w: Tensor) -> Tensor:
     return torch.nn.functional.embedding(token, w)
 
 
-@kernel(swiglu, needs={F.TORCH_CPU}, dtypes=FLOAT32, name="torch")
-def _swiglu(x: Tensor) -> Tensor:
-    gate, up = x.chunk(2, -1)
-    return torch.nn.functional.silu(gate).mul_(up)
 
 
 @kernel(write_kv, needs={F.TORCH_CPU}, inplace={0: "k_cache", 1: "v_cache"}, name="torch")

@@ -55,7 +55,7 @@ def get(name: str, **params: Any) -> Policy:
     """
     file = load(name)
     slots = {s: name if getattr(file, s) else "fcfs" for s in SLOTS}
-    known = load("fcfs").params | dict(file.params)
+    known = {**load("fcfs").params, **file.params}
     for p in params:
         if p not in known:
             raise ConfigError(unknown("policy parameter", p, known))

@@ -1,0 +1,189 @@
+"""The loop: events into the scheduler, its plan through the program, results back as events.
+
+Everything above `_launch` is a pure transition on values; `_launch` and `_land` touch the device.
+"""
+
+import itertools
+from collections import deque
+from collections.abc import Sequence
+from typing import Any
+
+import attrs
+import numpy as np
+import torch
+
+from afl import config as configs
+from afl import sched, tree
+from afl.config import EngineConfig
+from afl.errors import RequestError
+from afl.run.load import set_threads
+from afl.run.logprobs import TokenLogprobs, top_logprobs
+from afl.run.memory import size_pool
+from afl.run.pack import pack, pad
+from afl.run.programs import greedy_program, sample_program
+from afl.run.sampling import SampleTable, SamplingParams, pad_rows
+from afl.sched import Aborted, Arrived, Outputs, Plan, Request, Sampled
+
+
+@attrs.frozen(eq=False)
+class Flight:
+    """A step that was submitted: its plan, and what it will have sampled, still on the device."""
+
+    plan: Plan
+    token: torch.Tensor          # int32 [r]
+    logits: torch.Tensor         # f32 [r, v]
+
+
+@attrs.frozen(eq=False)
+class StepResult:
+    """What one turn of the loop delivered."""
+
+    outputs: Outputs
+    logprobs: dict[str, TokenLogprobs]     # of requests that asked for them, for the token delivered now
+    planned: int                            # tokens that the new step computes
+
+
+class Engine:
+    """One model being served.  Not thread-safe: one thread submits, aborts and steps."""
+
+    def __init__(self, model: Any, config: EngineConfig | None = None) -> None:
+        config = config or model.config
+        self.threads = set_threads(config.threads)
+        self.pool = size_pool(model.caches, model.c.max_len, model.chip, model.dtype, config, configs.available_memory())
+        self.model = attrs.evolve(model, config=config)
+        self.config = config
+        self.policy = sched.Policy.from_json(config.policy) if config.policy.lstrip().startswith("{") else sched.policies.get(config.policy)
+        self.sched = sched.init(
+            sched.SchedConfig(config.max_seqs, config.max_step_tokens, self.pool.max_model_len, self.pool.blocks, self.pool.block_tokens),
+            self.policy,
+        )
+        self.log = sched.EventLog(config.log, self.sched.config, self.policy) if config.log else None
+        self.eos_ids: tuple[int, ...] = model.eos_ids
+        self.greedy, self.sampled = greedy_program(self.model, self.pool), sample_program(self.model, self.pool)
+        with torch.inference_mode():
+            self.state = model.init_state(self.pool.blocks, self.pool.block_tokens, config.max_seqs)
+        self.leaves = tuple(tree.leaves(self.state))
+        self.table = SampleTable(config.max_seqs, model.c.v)
+        self.owner = np.full(config.max_seqs, None, object)       # id whose parameters each device row holds
+        self.live: dict[str, tuple[SamplingParams, int]] = {}     # id -> parameters and seed
+        self.flight: deque[Flight] = deque()
+        self.inbox: list[Any] = []
+        self.stalled = False
+        self.steps = 0
+        self._numbers = itertools.count()
+        self._seeds = np.random.SeedSequence(config.seed)
+
+    # ---- requests
+
+    def submit(self, prompt: Sequence[int], params: SamplingParams, id: str | None = None) -> str:
+        """Queue a request; returns its id.  Raises RequestError, with everything that is wrong, if it cannot be served."""
+        id = id if id is not None else f"r{next(self._numbers)}"
+        if id in self.live:
+            raise RequestError(f"request id {id!r} is in use; give each request an id of its own")
+        limit, v = self.pool.max_model_len, self.model.c.v
+        params.validate(v, limit)
+        ids = np.asarray(prompt, dtype=np.int64)
+        if ids.ndim != 1 or not ids.size:
+            raise RequestError("the prompt is empty: a model continues at least one token")
+        if ids.min() < 0 or ids.max() >= v:
+            raise RequestError(f"the prompt holds token id {int(ids.max() if ids.max() >= v else ids.min())}; ids go from 0 to {v - 1}")
+        most = params.max_tokens if params.max_tokens is not None else limit
+        seed = params.seed if params.seed is not None else int(self._seeds.spawn(1)[0].generate_state(1, np.uint64)[0])
+        self.live[id] = params, seed
+        self.inbox.append(Arrived(Request(
+            id, ids.astype(np.int32), most, min_tokens=params.min_tokens, eos_ids=self.eos_ids, stop_ids=params.stop_ids,
+            ignore_eos=params.ignore_eos, needs_host=params.needs_host,
+        )))
+        return id
+
+    def abort(self, id: str, reason: str = "abort") -> None:
+        """End a request; unknown or finished ids are ignored."""
+        if id in self.live:
+            self.inbox.append(Aborted(id, reason))
+
+    @property
+    def busy(self) -> bool:
+        """Something waits, runs or is in flight."""
+        return bool(self.inbox or self.flight or self.sched.busy)
+
+    # ---- the loop
+
+    def step(self) -> StepResult:
+        """One turn: results of the oldest step if `depth` are in flight or nothing else can be done, then a new step."""
+        events, self.inbox = self.inbox, []
+        logprobs: dict[str, TokenLogprobs] = {}
+        if self.flight and (len(self.flight) >= self.config.depth or self.stalled):
+            event, logprobs = self._land(self.flight.popleft())
+            events.append(event)
+        if self.log is not None:
+            self.log.write(events)
+        self.sched, plan, outputs = sched.step(self.sched, events, self.policy)
+        self.stalled = plan is None
+        if plan is not None:
+            self.flight.append(self._launch(plan))
+            self.steps += 1
+        if outputs.finish.any():
+            for id in outputs.ids[outputs.finish != 0]:
+                self.live.pop(id, None)
+        for id, _ in outputs.refused:
+            self.live.pop(id, None)
+        return StepResult(outputs, logprobs, plan.tokens if plan is not None else 0)
+
+    def _launch(self, plan: Plan) -> Flight:
+        """Submit a plan: pack, choose the program, run."""
+        with torch.inference_mode():
+            self._admit(plan)
+            batch = pack(plan, self.sched)
+            edits, rows = None, None
+            if not self.table.plain(plan.rows):
+                rows, edits = self.table.pack(plan.rows, plan.kv_len, plan.emit, self.sched.tokens, self.sched.base)
+            token, logits = self._run(batch, rows, edits, len(plan.rows))
+        return Flight(plan, token, logits)
+
+    def _run(self, batch: Any, rows: Any, edits: Any, r: int) -> tuple[torch.Tensor, torch.Tensor]:
+        jitted = self.greedy if rows is None else self.sampled
+        if self.config.eager:
+            trees = (self.state, batch) if rows is None else (self.state, batch, rows, edits)
+            self.state, token, logits = jitted(self.model.params, *trees)
+            return token, logits
+        sizes = {"tokens": len(batch.token), "rows": r, "width": batch.blocks[0].shape[1]}
+        if rows is not None:
+            sizes["edits"] = len(edits.row)
+        program = jitted.program(**sizes)
+        if program.sizes is not None:
+            z = program.sizes
+            batch = pad(batch, z["tokens"], z["rows"], z["width"])
+            rows, edits = (None, None) if rows is None else pad_rows(rows, edits, z["rows"], z["edits"])
+        more = () if rows is None else (*tree.leaves(rows), *tree.leaves(edits))
+        *leaves, token, logits = program(*self.leaves, *tree.leaves(batch), *more)
+        self.leaves = leaves
+        return token[:r], logits[:r]
+
+    def _admit(self, plan: Plan) -> None:
+        """Give rows that changed hands the sampling parameters of their request."""
+        new = self.owner[plan.rows] != plan.ids
+        if new.any():
+            for row, id in zip(plan.rows[new].tolist(), plan.ids[new].tolist(), strict=True):
+                params, seed = self.live[id]
+                self.table.set(row, params, seed, self.eos_ids)
+                self.owner[row] = id
+
+    def _land(self, f: Flight) -> tuple[Sampled, dict[str, TokenLogprobs]]:
+        """Wait for a step's tokens and, where asked for, their log-probabilities."""
+        token = f.token.numpy()
+        wanted = {}
+        for n, (row, id) in self.table.logprob_rows(f.plan.rows, f.plan.ids, f.plan.emit):
+            entry = self.live.get(id)
+            if entry is not None and self.owner[f.plan.rows[row]] == id:
+                wanted[id] = top_logprobs(f.logits[row : row + 1], f.token[row : row + 1], n)[0]
+        return Sampled(f.plan.step, token), wanted
+
+    @property
+    def traces(self) -> int:
+        """Programs traced so far; 0 for good in eager mode."""
+        return self.greedy.traces + self.sampled.traces
+
+    def close(self) -> None:
+        """Flush the event log."""
+        if self.log is not None:
+            self.log.close()

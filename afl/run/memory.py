@@ -1,0 +1,66 @@
+"""How many cache blocks an engine gets, and the one effective limit on a sequence's length that follows."""
+
+from typing import Any
+
+import attrs
+import torch
+
+from afl.chip import Chip
+from afl.config import EngineConfig
+from afl.errors import ConfigError
+
+SHARE = 4          # the cache may take a quarter of the host memory that is available
+
+
+@attrs.frozen
+class Pool:
+    """Sizes of the paged cache.  `blocks` counts usable ones; the null block comes on top."""
+
+    blocks: int
+    block_tokens: int
+    block_bytes: int
+    max_model_len: int
+    why: str
+
+    @property
+    def tokens(self) -> int:
+        """Tokens that the pool holds."""
+        return self.blocks * self.block_tokens
+
+    @property
+    def nbytes(self) -> int:
+        return (self.blocks + 1) * self.block_bytes
+
+
+def size_pool(caches: tuple[Any, ...], max_len: int, chip: Chip, dtype: torch.dtype, config: EngineConfig, free: int) -> Pool:
+    """The smaller of max_seqs x max_model_len tokens and a quarter of `free` bytes, unless kv_blocks is given.
+
+    max_len: the longest sequence of the model.  The result's max_model_len is the smallest of it, the wish and what
+    the pool holds.  Raises ConfigError with the figures when not even one block fits.
+    """
+    default, allowed = chip.limits.block_tokens
+    block_tokens = config.block_tokens or default
+    if allowed and block_tokens not in allowed:
+        raise ConfigError(f"block_tokens {block_tokens} is not possible on chip {chip.name!r}; allowed: {', '.join(map(str, allowed))}")
+    if config.max_model_len > max_len:
+        raise ConfigError(f"max_model_len {config.max_model_len} is beyond the model's {max_len} positions; ask for at most {max_len}")
+    block_bytes = sum(c.block_bytes(block_tokens, dtype) for c in caches)
+    wish = config.max_model_len or max_len
+    if config.kv_blocks:
+        blocks, why = config.kv_blocks, "kv_blocks"
+        if blocks * block_bytes > free:
+            raise ConfigError(
+                f"kv_blocks {blocks} need {blocks * block_bytes >> 20} MiB, {free >> 20} MiB are available; "
+                f"ask for at most {free // block_bytes}"
+            )
+    else:
+        all_rows = config.max_seqs * -(-wish // block_tokens)
+        memory = free // SHARE // block_bytes - 1
+        blocks = min(all_rows, memory)
+        why = "max_seqs x max_model_len" if blocks == all_rows else "a quarter of the available memory"
+        if blocks < 1:
+            raise ConfigError(
+                f"a quarter of the available {free >> 20} MiB does not hold two cache blocks of {block_bytes} bytes; "
+                "free memory, or set kv_blocks and a smaller block_tokens"
+            )
+    return Pool(blocks, block_tokens, block_bytes, min(wish, blocks * block_tokens), why)

@@ -1,0 +1,124 @@
+"""Decode speed on the host: tokens/s of afl and of transformers' generate on the same float32 weights, in turns.
+
+Floors: bytes of weights and cache per step over the measured read bandwidth; and the bare linears of one step.
+Targets: 1.3x at batch 1, 1.15x at batch 8.   python bench/decode.py [--model smollm2] [--rounds 5] [--new 64] [--batches 1,8]
+"""
+
+import argparse
+import json
+import time
+import warnings
+
+import torch
+from machine import interleaved, median_us, read_bandwidth, require_idle
+
+
+def main() -> None:
+    ap = argparse.ArgumentParser(description=__doc__)
+    ap.add_argument("--model", default="smollm2")
+    ap.add_argument("--prompt", type=int, default=128)
+    ap.add_argument("--new", type=int, default=48)
+    ap.add_argument("--rounds", type=int, default=5)
+    ap.add_argument("--batches", default="1,8")
+    ap.add_argument("--threads", type=int, default=2)
+    ap.add_argument("--busy-ok", action="store_true")
+    ap.add_argument("--json", action="store_true")
+    a = ap.parse_args()
+    torch.set_num_threads(a.threads)
+    require_idle()
+    from afl.run.load import load
+
+    m = load(a.model, dtype="float32", threads=a.threads)
+    peer = as_transformers(m)
+    bandwidth = read_bandwidth()
+    print(f"read bandwidth {bandwidth / 1e9:.1f} GB/s, weights {m.param_bytes / 1e6:.0f} MB")
+    rows = []
+    for n in map(int, a.batches.split(",")):
+        prompts = torch.randint(100, m.c.v - 100, (n, a.prompt), generator=torch.Generator().manual_seed(n))
+        require_idle()
+        speed = interleaved({"afl": lambda p=prompts: ours(m, p, a.new), "transformers": lambda p=prompts: theirs(peer, p, a.new)}, a.rounds)
+        cache = n * (a.prompt + a.new / 2) * sum(s.block_bytes(1, m.dtype) for s in m.caches)
+        floor = n / ((m.param_bytes + cache) / bandwidth)
+        linears = n / (bare_linears_us(m, n) / 1e6)
+        ratio = speed["afl"] / speed["transformers"]
+        rows.append({"batch": n, **speed, "ratio": ratio, "bandwidth_floor": floor, "linears_floor": linears})
+        print(f"batch {n:3}: afl {speed['afl']:7.1f} tok/s   transformers {speed['transformers']:7.1f}   ratio {ratio:.2f}   "
+              f"floors: bandwidth {floor:.1f} ({speed['afl'] / floor:.0%}), bare linears {linears:.1f} ({speed['afl'] / linears:.0%})")
+    if a.json:
+        print(json.dumps(rows))
+
+
+def ours(m, prompts: torch.Tensor, new: int) -> float:
+    """Tokens/s of the decode phase, the engine's whole loop included."""
+    from afl.run.sampling import SamplingParams
+
+    e = m.engine(max_seqs=len(prompts), max_step_tokens=4096, max_model_len=prompts.shape[1] + new + 1)
+    for p in prompts.tolist():
+        e.submit(p, SamplingParams(max_tokens=new, ignore_eos=True))
+    got = 0
+    while got < len(prompts):
+        got += len(e.step().outputs)
+    a, first = time.perf_counter(), got
+    while e.busy:
+        got += len(e.step().outputs)
+    return (got - first) / (time.perf_counter() - a)
+
+
+def theirs(peer, prompts: torch.Tensor, new: int) -> float:
+    """Tokens/s of the decode phase: generate of `new` tokens minus that of one."""
+    def run(k: int) -> float:
+        a = time.perf_counter()
+        with torch.inference_mode():
+            peer.generate(prompts, attention_mask=torch.ones_like(prompts), max_new_tokens=k, min_new_tokens=k, do_sample=False,
+                          pad_token_id=0)
+        return time.perf_counter() - a
+
+    one = run(1)
+    return len(prompts) * (new - 1) / (run(new) - one)
+
+
+def bare_linears_us(m, n: int) -> float:
+    """The matrix products of one step and nothing else."""
+    F = torch.nn.functional
+    work = []
+    for layer in m.params.layers:
+        work += [(torch.randn(n, d.w.shape[1]), d.w) for d in (layer.qkv, layer.out, layer.gate_up, layer.down)]
+    work.append((torch.randn(n, m.c.d), m.params.embed if m.params.head is None else m.params.head))
+
+    def once() -> None:
+        with torch.inference_mode():
+            for x, w in work:
+                F.linear(x, w)
+
+    return median_us(once, n=10, warm=2)
+
+
+def as_transformers(m):
+    """The same weights in transformers' Llama, float32."""
+    warnings.simplefilter("ignore")
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    c = m.c
+    theta = float(c.rope.inv_freq[1] ** (-c.e / 2)) if len(c.rope.inv_freq) > 1 else 10000.0
+    config = LlamaConfig(
+        hidden_size=c.d, intermediate_size=c.f, num_hidden_layers=c.layers, num_attention_heads=c.h, num_key_value_heads=c.k,
+        head_dim=c.e, vocab_size=c.v, rms_norm_eps=c.eps, tie_word_embeddings=c.tied, max_position_embeddings=c.max_len,
+        rope_parameters={"rope_type": "default", "rope_theta": theta}, bos_token_id=None, eos_token_id=None,
+    )
+    peer = LlamaForCausalLM(config).eval()
+    sd = {"model.embed_tokens.weight": m.params.embed, "model.norm.weight": m.params.norm}
+    sd["lm_head.weight"] = m.params.embed if m.params.head is None else m.params.head
+    for i, p in enumerate(m.params.layers):
+        at = f"model.layers.{i}."
+        q, k, v = p.qkv.w.split([c.h * c.e, c.k * c.e, c.k * c.e])
+        gate, up = p.gate_up.w.split([c.f, c.f])
+        sd |= {at + "self_attn.q_proj.weight": q, at + "self_attn.k_proj.weight": k, at + "self_attn.v_proj.weight": v,
+               at + "self_attn.o_proj.weight": p.out.w, at + "mlp.gate_proj.weight": gate, at + "mlp.up_proj.weight": up,
+               at + "mlp.down_proj.weight": p.down.w, at + "input_layernorm.weight": p.attn_norm,
+               at + "post_attention_layernorm.weight": p.mlp_norm}
+    peer.load_state_dict({n: t.contiguous() for n, t in sd.items()})
+    return peer
+
+
+if __name__ == "__main__":
+    main()

@@ -142,7 +142,7 @@ class VArray:
         if self._data is not None:
             return self._data
         chain: list[VArray] = []
-        v = self
+        v, data = self, np.empty(0)
         while v._data is None:
             chain.append(v)
             v = v._newer
@@ -154,7 +154,7 @@ class VArray:
             v._data, v._newer = None, u
             u._data, u._undo, u._newer = data, None, None
             v = u
-        return v._data
+        return data
 
 
 class TokenLog:

@@ -3,6 +3,7 @@
 `Op.__call__` asks the current interpreter, a thread-local stack whose bottom is eager execution on the cpu chip.
 """
 
+import functools
 import sys
 import threading
 from collections.abc import Callable, Iterator
@@ -25,6 +26,7 @@ from afl.types import HostInts, HostIntsType, TensorType, Type, type_of
 _STATE = threading.local()
 _HERE = str(Path(__file__).parent)
 _OPS = str(Path(__file__).parent.parent / "ops")
+_NOT_MODELS = (_HERE, _OPS, functools.__file__)      # dispatch on a weight's struct goes through functools
 
 
 def current() -> Any:
@@ -266,7 +268,7 @@ class Record:
 def caller() -> str:
     """"file:line" of the nearest caller outside the op layer and this package's IR."""
     f = sys._getframe(2)
-    while f.f_back is not None and f.f_code.co_filename.startswith((_HERE, _OPS)):
+    while f.f_back is not None and f.f_code.co_filename.startswith(_NOT_MODELS):
         f = f.f_back
     return f"{Path(f.f_code.co_filename).name}:{f.f_lineno}"
 

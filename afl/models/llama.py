@@ -20,7 +20,7 @@ from afl.ops.caches.paged_kv import PagedKV, PagedKVSpec, attend, write
 from afl.ops.embed import embed, last_rows
 from afl.ops.linear import Dense, logits, project
 from afl.ops.norm import add_rms_norm, rms_norm
-from afl.ops.rope import rope, rope_angles, split_heads
+from afl.ops.rope import rope, rope_angles, split_qkv
 from afl.tree import evolve, struct
 
 
@@ -112,7 +112,7 @@ def caches(c: Config) -> tuple[PagedKVSpec, ...]:
 
 
 def attention(p: Layer, x: Any, cache: PagedKV, batch: Batch, cos: Any, sin: Any, *, c: Config) -> tuple[PagedKV, Any]:
-    q, k, v = split_heads(project(x, p.qkv), heads=(c.h, c.k, c.k), e=c.e)        # [t h e] [t k e] [t k e]
+    q, k, v = split_qkv(project(x, p.qkv), h=c.h, k=c.k, e=c.e)                     # [t h e] [t k e] [t k e]
     if p.q_norm is not None:
         q, k = rms_norm(q, p.q_norm, eps=c.eps), rms_norm(k, p.k_norm, eps=c.eps)
     q, k = rope(q, cos, sin), rope(k, cos, sin)

@@ -22,7 +22,7 @@ def write_kv(
     """The caches with token i at slot[i] = block * s + offset; slot -1 writes nothing.  Slots are distinct."""
     real = slot >= 0
     at = slot[real].long()
-    k2, v2 = k_cache.clone(), v_cache.clone()
+    k2, v2 = k_cache.contiguous().clone(), v_cache.contiguous().clone()     # flatten must give a view
     k2.flatten(0, 1)[at] = k[real]
     v2.flatten(0, 1)[at] = v[real]
     return k2, v2

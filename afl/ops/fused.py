@@ -8,7 +8,7 @@ from torch import Tensor
 from afl.errors import TypeRuleError
 from afl.ir.op import FLOAT, FLOAT32, INT32, Index, T, op
 from afl.ops.attention import write_kv
-from afl.ops.rope import rope, split_heads
+from afl.ops.rope import rope, split_qkv
 from afl.types import TensorType
 
 
@@ -16,10 +16,10 @@ from afl.types import TensorType
 def qkv_rope_write(
     qkv: T[Tensor, "t n", FLOAT], cos: T[Tensor, "t p", FLOAT32], sin: T[Tensor, "t p", FLOAT32],
     k_cache: T[Tensor, "b s k e", "qkv"], v_cache: T[Tensor, "b s k e", "qkv"],
-    slot: T[Tensor, "t", INT32, Index("b*s", none=True)], *, heads: tuple[int, ...], e: int, interleaved: bool = False,
-) -> tuple[Tensor, ...]:
+    slot: T[Tensor, "t", INT32, Index("b*s", none=True)], *, h: int, e: int, interleaved: bool = False,
+) -> tuple[T[Tensor, "t h e", "qkv"], T[Tensor, "b s k e", "qkv"], T[Tensor, "b s k e", "qkv"]]:
     """Split a fused projection, rotate q and k, write k and v: (q [t h e], k_cache, v_cache)."""
-    q, k, v = split_heads.reference(qkv, heads=heads, e=e)
+    q, k, v = split_qkv.reference(qkv, h=h, k=k_cache.shape[2], e=e)
     q = rope.reference(q, cos, sin, interleaved=interleaved)
     k = rope.reference(k, cos, sin, interleaved=interleaved)
     return q, *write_kv.reference(k_cache, v_cache, k, v, slot)
@@ -27,10 +27,9 @@ def qkv_rope_write(
 
 @qkv_rope_write.rule
 def _(qkv: TensorType, cos: TensorType, sin: TensorType, k_cache: TensorType, v_cache: TensorType, slot: TensorType, *,
-      heads: tuple[int, ...], e: int, interleaved: bool) -> tuple[TensorType, ...]:
-    h, k, k2 = heads
-    if k != k2 or k_cache.shape[2:] != (k, e) or sum(heads) * e != qkv.shape[1]:
-        raise TypeRuleError(f"heads {heads} of {e} channels fit neither {qkv} nor {k_cache}")
+      h: int, e: int, interleaved: bool) -> tuple[TensorType, ...]:
+    if k_cache.shape[3] != e or (h + 2 * k_cache.shape[2]) * e != qkv.shape[1]:
+        raise TypeRuleError(f"{h} query heads of {e} channels fit {qkv} and {k_cache} badly")
     if 2 * cos.shape[1] > e:
         raise TypeRuleError(f"angles of width {cos.shape[1]} rotate more than {e} channels")
     return TensorType((qkv.shape[0], h, e), qkv.dtype), k_cache, v_cache
@@ -46,4 +45,4 @@ def _(rng: Any) -> Any:
         for interleaved in (False, True):
             caches = rng.normal(7, 4, k, e), rng.normal(7, 4, k, e)
             yield rng.normal(t, (h + 2 * k) * e), a.cos(), a.sin(), *caches, slot, {
-                "heads": (h, k, k), "e": e, "interleaved": interleaved}
+                "h": h, "e": e, "interleaved": interleaved}

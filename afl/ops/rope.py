@@ -12,7 +12,9 @@ from afl.types import TensorType
 
 
 @op
-def rope_angles(position: T[Tensor, "t", INT32], *, inv_freq: tuple[float, ...], scale: float = 1.0) -> tuple[Tensor, ...]:
+def rope_angles(position: T[Tensor, "t", INT32], *, inv_freq: tuple[float, ...], scale: float = 1.0) -> tuple[
+    T[Tensor, "t p", FLOAT32], T[Tensor, "t p", FLOAT32]
+]:
     """(cos, sin) f32 [t, p] of position * inv_freq, both multiplied by `scale`.
 
     p = len(inv_freq), half the rotated width.  Angles are formed in float32: 16-bit angles are off by whole turns
@@ -53,16 +55,18 @@ def _(x: TensorType, cos: TensorType, sin: TensorType, *, interleaved: bool) -> 
 
 
 @op(view_of="x")
-def split_heads(x: T[Tensor, "t n", FLOAT], *, heads: tuple[int, ...], e: int) -> tuple[Tensor, ...]:
-    """Cut [t, sum(heads)*e] into one [t, h, e] per entry of `heads`; views."""
-    return tuple(p.unflatten(-1, (-1, e)) for p in x.split([h * e for h in heads], dim=-1))
+def split_qkv(x: T[Tensor, "t n", FLOAT], *, h: int, k: int, e: int) -> tuple[
+    T[Tensor, "t h e", "x"], T[Tensor, "t k e", "x"], T[Tensor, "t k e", "x"]
+]:
+    """Cut [t, (h+2k)*e] into q [t h e], k [t k e] and v [t k e]; views."""
+    return tuple(p.unflatten(-1, (-1, e)) for p in x.split([h * e, k * e, k * e], dim=-1))  # type: ignore[return-value]
 
 
-@split_heads.rule
-def _(x: TensorType, *, heads: tuple[int, ...], e: int) -> tuple[TensorType, ...]:
-    if sum(heads) * e != x.shape[1]:
-        raise TypeRuleError(f"{'+'.join(map(str, heads))} heads of {e} channels are {sum(heads) * e}, the operand has {x.shape[1]}")
-    return tuple(TensorType((x.shape[0], h, e), x.dtype) for h in heads)
+@split_qkv.rule
+def _(x: TensorType, *, h: int, k: int, e: int) -> tuple[TensorType, ...]:
+    if (h + 2 * k) * e != x.shape[1]:
+        raise TypeRuleError(f"{h} + 2 * {k} heads of {e} channels are {(h + 2 * k) * e}, the operand has {x.shape[1]}")
+    return tuple(TensorType((x.shape[0], n, e), x.dtype) for n in (h, k, k))
 
 
 @rope_angles.cases
@@ -79,6 +83,6 @@ def _(rng: Any) -> Any:
             yield rng.normal(t, h, e), a.cos(), a.sin(), {"interleaved": interleaved}
 
 
-@split_heads.cases
+@split_qkv.cases
 def _(rng: Any) -> Any:
-    yield rng.normal(5, 30), {"heads": (3, 1, 1), "e": 6}
+    yield rng.normal(5, 30), {"h": 3, "k": 1, "e": 6}

@@ -75,7 +75,7 @@ def _jit(model: Any, step: Any, abstract: Any, pool: Pool, more: dict[str, tuple
     ladder = None
     if model.chip.captures:
         steps = {n: _doubling(hi) for n, (_, hi) in ranges.items() if n != "edits"}
-        ladder = Ladder(steps | {"width": (width,)} | ({"edits": (0, 256, MOST_EDITS)} if more else {}))
+        ladder = Ladder(steps | {"width": (width,)} | ({"edits": (1, 256, 4096, 65536)} if more else {}))
     made = jit(
         step, chip=model.chip, donate=("state",), tags=("param", "state", *("batch",) * (3 if more else 1)), abstract=abstract,
         ranges=() if ladder else ranges, ladder=ladder, strict=c.strict, rules=RULES, references=c.references,

@@ -93,9 +93,8 @@ class Detokenizer:
 
     def push(self, ids: Sequence[int]) -> str:
         """The text that has become final with these tokens."""
-        if self._skip:
-            ids = [i for i in ids if i not in self._skip]
-        return self._take(ids, final=False) if ids else ""
+        # one by one: a run of byte tokens decodes to text only where it stops at the end of a character
+        return "".join([self._take([i], final=False) for i in ids if i not in self._skip])
 
     def push_special(self, token: int) -> str:
         """The text of one token even if it is special; for a stop token that the request wants to see."""

@@ -10,6 +10,9 @@ REASONS = ("", "stop", "length", "abort", "error")
 NONE, STOP, LENGTH, ABORT, ERROR = range(5)
 
 
+_NONE: Any = ()
+
+
 def _array(dtype: Any) -> Callable[[Any], np.ndarray]:
     return lambda values: values if type(values) is np.ndarray else np.array(values, dtype)
 
@@ -18,10 +21,10 @@ def _array(dtype: Any) -> Callable[[Any], np.ndarray]:
 class Outputs:
     """One entry per delivered token or finish, in order of delivery; a finish without a token has token -1."""
 
-    ids: np.ndarray = attrs.field(default=(), converter=_array(object))
-    tokens: np.ndarray = attrs.field(default=(), converter=_array(np.int32))
-    finish: np.ndarray = attrs.field(default=(), converter=_array(np.int8))         # index into REASONS
-    stop_reason: np.ndarray = attrs.field(default=(), converter=_array(np.int32))   # the stop id, -1 = none
+    ids: np.ndarray = attrs.field(default=_NONE, converter=_array(object))
+    tokens: np.ndarray = attrs.field(default=_NONE, converter=_array(np.int32))
+    finish: np.ndarray = attrs.field(default=_NONE, converter=_array(np.int8))         # index into REASONS
+    stop_reason: np.ndarray = attrs.field(default=_NONE, converter=_array(np.int32))   # the stop id, -1 = none
     refused: tuple[tuple[str, str], ...] = ()       # (id, message): never entered the queue
     dropped: int = 0                                # late results of finished rows
     step: int = 0                                   # the plan whose result this is; 0 = none

@@ -193,7 +193,8 @@ def check(s: SchedState) -> None:
         assert (plan.kv_len <= c.max_model_len - 1).all(), "a position that no token may take"          # S11
         assert (s.status[plan.rows] != FREE).all(), "a row was freed while a plan in flight holds it"
         flying[plan.rows] += plan.grant
-    assert (s.sched[rows] <= (s.tokens.lengths + pend)[rows]).all() and (flying[rows] <= s.sched[rows]).all()
+    live = rows[s.status[rows] != ENDED]           # an ended row's late tokens are dropped
+    assert (s.sched[live] <= (s.tokens.lengths + pend)[live]).all() and (flying[rows] <= s.sched[rows]).all()
     # S4: every request is in one place.
     at = {t.row: id for id, t in s.tickets.items() if t.row >= 0}
     assert at == {int(r): s.ids[r] for r in rows if s.status[r] != ENDED}, "tickets and rows"
@@ -204,7 +205,6 @@ def check(s: SchedState) -> None:
     held = [s.table.array[r, : s.nblk[r]] for r in rows]
     assert sorted(np.concatenate([s.pool.ids(), *held]).tolist()) == list(range(1, c.blocks + 1)), "blocks"
     assert all((s.table.array[r, s.nblk[r]:] == 0).all() for r in range(c.max_seqs)), "table behind the last block"
-    live = rows[s.status[rows] != ENDED]
     assert (s.nblk[live] * c.block_tokens >= s.sched[live]).all() and (s.nblk[s.status == FREE] == 0).all()
     owed = np.maximum(s.promise - s.nblk, 0)[s.running].sum()
     assert owed <= s.pool.free, f"{owed} blocks promised, {s.pool.free} free"

@@ -1,6 +1,7 @@
 """Ops and chips that only these tests know.  They are declared outside the registry, so conformance never sees them.
 
-Every in-place kernel is sensitive to order: if an operand that it overwrites can still be read, the result is wrong.
+Every in-place kernel is sensitive to order, and its odd coefficients keep two wrongs from making a right: where an
+operand that it overwrites can still be read, some result is wrong.
 """
 
 import torch
@@ -29,48 +30,50 @@ def private(fn=None, **facts):
 
 @private
 def toy_bump(x: T[Tensor, "*b", FLOAT], y: T[Tensor, "*b", "x"]) -> T[Tensor, "*b", "x"]:
-    """2x + y."""
-    return 2 * x + y
+    """1.3x + 0.7y + 0.2."""
+    return 1.3 * x + 0.7 * y + 0.2
 
 
 @kernel(toy_bump, needs={"toy"}, inplace={0: "x"})
 def bump_kernel(x, y):
-    return x.mul_(2).add_(y)
+    return x.mul_(1.3).add_(y, alpha=0.7).add_(0.2)
 
 
 @private
 def toy_pair(a: T[Tensor, "*b", FLOAT], b: T[Tensor, "*b", "a"]) -> tuple[T[Tensor, "*b", "a"], T[Tensor, "*b", "a"]]:
-    """a + b and 3b - a."""
-    return a + b, 3 * b - a
+    """s = 1.1a + 0.9b + 0.3, and 1.7b - s."""
+    s = 1.1 * a + 0.9 * b + 0.3
+    return s, 1.7 * b - s
 
 
 @kernel(toy_pair, needs={"toy"}, inplace={0: "a"})
 def pair_kernel(a, b):
-    a.add_(b)
-    return a, 4 * b - a
+    a.mul_(1.1).add_(b, alpha=0.9).add_(0.3)
+    return a, 1.7 * b - a
 
 
 @private
 def toy_both(a: T[Tensor, "*b", FLOAT], b: T[Tensor, "*b", "a"]) -> tuple[T[Tensor, "*b", "a"], T[Tensor, "*b", "a"]]:
-    """a - b and 2a + b."""
-    return a - b, 2 * a + b
+    """s = 0.6a - 1.9b + 0.4, and 1.2b + 0.8s."""
+    s = 0.6 * a - 1.9 * b + 0.4
+    return s, 1.2 * b + 0.8 * s
 
 
 @kernel(toy_both, needs={"toy"}, inplace={0: "a", 1: "b"})
 def both_kernel(a, b):
-    a.sub_(b)
-    return a, b.mul_(3).add_(a, alpha=2)
+    a.mul_(0.6).add_(b, alpha=-1.9).add_(0.4)
+    return a, b.mul_(1.2).add_(a, alpha=0.8)
 
 
 @private
 def toy_last(a: T[Tensor, "*b", FLOAT], b: T[Tensor, "*b", "a"]) -> T[Tensor, "*b", "a"]:
-    """2a - b."""
-    return 2 * a - b
+    """1.4a - 0.5b + 0.1."""
+    return 1.4 * a - 0.5 * b + 0.1
 
 
 @kernel(toy_last, needs={"toy"}, inplace={0: "b"})
 def last_kernel(a, b):
-    return b.neg_().add_(a, alpha=2)
+    return b.mul_(-0.5).add_(a, alpha=1.4).add_(0.1)
 
 
 @private

@@ -31,21 +31,25 @@ def graphs(draw, views=True):
     shapes = SHAPES if views else SHAPES[:1]
     ins = [Var(TensorType(draw(st.sampled_from(shapes)), F64), f"x{i}") for i in range(draw(st.integers(1, 4)))]
     values, eqns = list(ins), []
+    pick = lambda xs: xs[draw(st.integers(0, len(xs) - 1))]                      # noqa: E731
     for _ in range(draw(st.integers(1, 12))):
-        x = draw(st.sampled_from(values[-6:]))
+        x = pick(values[-6:])
         alike = [v for v in values if v.type == x.type]
-        choices = [(op, (x, draw(st.sampled_from(alike))), ()) for op in WRITERS]
-        choices += [(op, (draw(st.sampled_from(alike)), x), ()) for op in WRITERS]
-        choices.append((toy_sum, (x, draw(st.sampled_from([*alike, None]))), ()))
+        rows = [v for v in values if v.type.shape == x.type.shape[1:]] if views else []
+        kinds = [*WRITERS, *WRITERS, toy_sum]
         if views:
-            rows = [v for v in values if v.type.shape == x.type.shape[1:]]
-            if x.type.shape[0] % 2 == 0 and x.type.shape[0] > 2:
-                choices += [(toy_half, (x,), (("second", draw(st.booleans())),))] * 4
-            if len(x.type.shape) == 2:
-                choices += [(toy_row, (x,), (("at", draw(st.integers(0, 1))),))] * 3
-                if rows:
-                    choices += [(toy_write, (x, draw(st.sampled_from(rows))), (("at", draw(st.integers(0, 1))),))] * 4
-        op, operands, params = draw(st.sampled_from(choices))
+            kinds += [toy_half] * 3 * (x.type.shape[0] == 4) + [toy_row] * 3 * (len(x.type.shape) == 2)
+            kinds += [toy_write] * 4 * bool(rows)
+        op, operands, params = pick(kinds), (x,), ()
+        if op is toy_half:
+            params = (("second", draw(st.booleans())),)
+        elif op is toy_row:
+            params = (("at", draw(st.integers(0, 1))),)
+        elif op is toy_write:
+            operands, params = (x, pick(rows)), (("at", draw(st.integers(0, 1))),)
+        else:
+            y = pick([*alike, None] if op is toy_sum else alike)
+            operands = (y, x) if y is not None and draw(st.booleans()) else (x, y)
         types = op.infer(tuple(None if v is None else v.type for v in operands), params)
         outs = tuple(Var(t) for t in types)
         eqns.append(Equation(op, operands, params, outs))
@@ -221,8 +225,10 @@ def test_results_own_their_storage():
 
 
 def test_a_capture_refuses_copies_of_the_state():
+    g, c0 = writes()
+    assert capture_problems(plan(g, TOY, donate=c0)) == []
     g, c0 = writes(both=True)
-    assert capture_problems(plan(g, TOY, donate=c0)) == []               # the copied version is no input
+    assert "copied before it is written" in capture_problems(plan(g, TOY, donate=c0))[0]
     g = trace(lambda c, k: (toy_write(c, k, at=0), toy_sum(c, None)), t32(4, 2), t32(2)).graph
     assert "copied before it is written" in capture_problems(plan(g, TOY, donate=g.ins[:1]))[0]
 
@@ -254,4 +260,4 @@ def violation_free(p):
 def violation_f32(p):
     x = torch.arange(4.0)
     got = generate(p).bind()(x.clone())[0]
-    return None if torch.equal(got, 3 * x) else "wrong"
+    return None if torch.allclose(got, 2 * x + 0.2) else "wrong"

@@ -73,7 +73,8 @@ def interleave(w: torch.Tensor) -> torch.Tensor:
 NAMES = {"model.embed_tokens": "token_embd", "model.norm": "output_norm", "lm_head": "output",
          "input_layernorm": "attn_norm", "post_attention_layernorm": "ffn_norm", "mlp.gate_proj": "ffn_gate",
          "mlp.up_proj": "ffn_up", "mlp.down_proj": "ffn_down", "self_attn.o_proj": "attn_output",
-         **{f"self_attn.{x}_proj": f"attn_{x}" for x in "qkv"}, **{f"self_attn.{x}_norm": f"attn_{x}_norm" for x in "qk"}}
+         **{f"self_attn.{x}_proj": f"attn_{x}" for x in "qkv"},
+         **{f"self_attn.{x}_norm": f"attn_{x}_norm" for x in "qk"}}
 
 
 def write_model(path: Path, arch: str, weights: dict[str, torch.Tensor]) -> None:
@@ -132,7 +133,11 @@ def test_block_formats_come_back_within_their_step(tmp_path, monkeypatch, kind):
     monkeypatch.setattr(tensors, "CHUNK_ELEMENTS", 200)
     x = np.random.default_rng(1).standard_normal((13, 64), np.float32)
     stored = gguf.quants.quantize(x, Q[kind])
-    path = write_small(tmp_path / "m.gguf", extra=[lambda w: w.add_tensor("blk.0.ffn_up.weight", stored, raw_dtype=Q[kind])])
+
+    def add(w: gguf.GGUFWriter) -> None:
+        w.add_tensor("blk.0.ffn_up.weight", stored, raw_dtype=Q[kind])
+
+    path = write_small(tmp_path / "m.gguf", extra=[add])
     got = open_checkpoint(path).read("model.layers.0.mlp.up_proj.weight").float()
     # a block spans at most about 6 sigma; its step is that over the number of levels
     step = {"Q8_0": 6 / 255, "Q4_0": 6 / 15, "Q4_1": 6 / 15, "Q5_0": 6 / 31, "Q5_1": 6 / 31}.get(kind, 0.02)
@@ -234,8 +239,9 @@ def test_an_unknown_tokenizer_is_an_error_and_never_a_default(tmp_path, text, me
 
 
 TEXTS = [
-    "Hello the world's 1234567 don't WE'LL I'M", "  two  spaces\n\n\tand tabs \r\n end  ", "naïve café Ωmega 你好，世界",
-    "x=[1,2,3]; // !!!???\n\n\n", "٣٤٥ ½ Ⅷ ²", "e\u0301 o\u0308", "🤖🤖 the\u00a0end", "", " ", "<|end|>the<|user|> <think>12",
+    "Hello the world's 1234567 don't WE'LL I'M", "  two  spaces\n\n\tand tabs \r\n end  ",
+    "naïve café Ωmega 你好，世界", "x=[1,2,3]; // !!!???\n\n\n", "٣٤٥ ½ Ⅷ ²", "e\u0301 o\u0308", "🤖🤖 the\u00a0end",
+    "", " ", "<|end|>the<|user|> <think>12",
 ]
 
 
@@ -361,7 +367,8 @@ def test_smollm2_opens_and_encodes_as_its_authors_tokenizer_does():
     assert len(c.tensors) == 272 and c.eos_ids == (2,)
     t = tokenizers.Tokenizer.from_str(str(c.tokenizer_json()))
     system = "<|im_start|>system\nYou are a helpful AI assistant named SmolLM, trained by Hugging Face<|im_end|>\n"
-    ids = [1, 9690, 198, 2683, 359, 253, 5356, 5646, 11173, 3365, 3511, 308, 34519, 28, 7018, 411, 407, 19712, 8182, 2, 198]
+    ids = [1, 9690, 198, 2683, 359, 253, 5356, 5646, 11173, 3365, 3511, 308, 34519, 28, 7018, 411, 407, 19712, 8182, 2,
+           198]
     assert t.encode(system).ids == ids
     q = "model.layers.3.self_attn.q_proj.weight"
     whole = c.read(q)

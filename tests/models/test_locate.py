@@ -55,7 +55,9 @@ def test_the_cache_is_where_the_environment_says(environ, folder):
     assert str(hub_folder(environ)) == folder
 
 
-@pytest.mark.parametrize("name", ["smolm2", "../../etc", "a/b/c", "", "..x", "x" * 5000, "a\0b", "org/tow"], ids=lambda n: n[:9])
+@pytest.mark.parametrize(
+    "name", ["smolm2", "../../etc", "a/b/c", "", "..x", "x" * 5000, "a\0b", "org/tow"], ids=lambda n: n[:9]
+)
 def test_an_unknown_name_gives_the_nearest_and_the_install_line(tmp_path, monkeypatch, name):
     monkeypatch.chdir(tmp_path)
     snapshot(tmp_path / "hub", "org/two")

@@ -17,7 +17,7 @@ from afl.models.safetensors import INDEX, open_folder
 CONFIG = {"architectures": ["LlamaForCausalLM"], "eos_token_id": 3}
 
 
-def folder(tmp: Path, shards: dict[str, dict[str, torch.Tensor]], index: dict[str, str] | None = None, **config) -> Path:
+def folder(tmp: Path, shards: dict[str, dict[str, torch.Tensor]], index: object = None, **config) -> Path:
     (tmp / "config.json").write_text(json.dumps(CONFIG | config))
     for name, content in shards.items():
         save_file(content, tmp / name)

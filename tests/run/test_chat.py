@@ -62,7 +62,8 @@ def test_templates_render_as_in_transformers(chat, source, prompt):
             MESSAGES, tools=tools, chat_template=source, add_generation_prompt=prompt, tokenize=False,
             enable_thinking=False,
         )
-        got = c.render(MESSAGES, now=NOW, tools=tools, add_generation_prompt=prompt, variables={"enable_thinking": False})
+        how = {"tools": tools, "add_generation_prompt": prompt, "variables": {"enable_thinking": False}}
+        got = c.render(MESSAGES, now=NOW, **how)
         assert got == want
 
 

@@ -23,7 +23,7 @@ from afl.sched import (
     step,
 )
 
-quick = settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
+quick = settings(max_examples=35, deadline=None, suppress_health_check=list(HealthCheck))
 
 configs = st.builds(
     SchedConfig, max_seqs=st.integers(1, 5), max_step_tokens=st.integers(1, 12), max_model_len=st.integers(4, 30),
@@ -220,7 +220,7 @@ class Scheduler(RuleBasedStateMachine):
         super().teardown()
 
 
-Scheduler.TestCase.settings = settings(max_examples=40, stateful_step_count=30, deadline=None,
+Scheduler.TestCase.settings = settings(max_examples=25, stateful_step_count=30, deadline=None,
                                        suppress_health_check=list(HealthCheck))
 TestScheduler = Scheduler.TestCase
 

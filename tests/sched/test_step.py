@@ -116,6 +116,17 @@ def test_a13_late_results_of_finished_rows_are_dropped_and_counted(depth):
     assert run.state.pool.free == 32
 
 
+def test_an_abort_with_three_plans_in_flight_gives_everything_back_after_the_last():
+    run = Run(SchedConfig(1, 1, 4, 2, 2), 3)
+    run.submit(Request("a", [0], 3))
+    run.step()
+    run.step()
+    run.abort("a")
+    assert run.finish["a"] == "abort" and run.state.pool.free == 0      # the plans in flight still write there
+    run.drain()
+    assert run.state.pool.free == 2 and run.state.dropped == 3
+
+
 def test_a13_results_of_unknown_steps_and_ids_are_dropped():
     s = init(SchedConfig(2, 16, 64, 32, 4))
     s, plan, _ = step(s, [Arrived(Request("a", [1], 3))], Policy())

@@ -153,12 +153,12 @@ def _write_kv(k_cache: Tensor, v_cache: Tensor, k: Tensor, v: Tensor, slot: Tens
 
 
 @kernel(qkv_rope_write, needs={F.NUMBA}, dtypes=FLOAT32, name="numba", inplace={1: "k_cache", 2: "v_cache"},
-        when=lambda *types, heads, e, interleaved: not interleaved)
+        when=lambda *types, h, e, interleaved: not interleaved)
 def _qkv_rope_write(
     qkv: Tensor, cos: Tensor, sin: Tensor, k_cache: Tensor, v_cache: Tensor, slot: Tensor, *,
-    heads: tuple[int, ...], e: int, interleaved: bool,
+    h: int, e: int, interleaved: bool,
 ) -> tuple[Tensor, ...]:
-    t, h, k = qkv.shape[0], heads[0], heads[1]
+    t, k = qkv.shape[0], k_cache.shape[2]
     q = torch.empty((t, h, e), dtype=qkv.dtype)
     _qkv(t, h, k, e, cos.shape[1], *rows_of(qkv), dense(cos), dense(sin), k_cache.shape[0] * k_cache.shape[1],
          dense(slot), dense(k_cache), dense(v_cache), q.data_ptr())

@@ -30,13 +30,12 @@ def _embed(token: Tensor, w: Tensor) -> Tensor:
 
 
 
-
 @kernel(write_kv, needs={F.TORCH_CPU}, inplace={0: "k_cache", 1: "v_cache"}, name="torch")
 def _write_kv(k_cache: Tensor, v_cache: Tensor, k: Tensor, v: Tensor, slot: Tensor) -> tuple[Tensor, Tensor]:
     real = (slot >= 0).nonzero()[:, 0]
     at = slot.index_select(0, real)
-    k_cache.flatten(0, 1).index_copy_(0, at.long(), k.index_select(0, real))
-    v_cache.flatten(0, 1).index_copy_(0, at.long(), v.index_select(0, real))
+    for cache, new in ((k_cache, k), (v_cache, v)):
+        cache.view(-1, *cache.shape[2:]).index_copy_(0, at.long(), new.index_select(0, real))  # view: a copy would be lost
     return k_cache, v_cache
 
 

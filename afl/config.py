@@ -76,7 +76,7 @@ def environment() -> Mapping[str, str]:
 
 def plugins_enabled(environ: Mapping[str, str] | None = None) -> bool:
     """False when AFL_PLUGINS is off."""
-    return (environ or environment()).get("AFL_PLUGINS", "on").lower() not in ("off", "0", "no", "false")
+    return (environment() if environ is None else environ).get("AFL_PLUGINS", "on").lower() not in ("off", "0", "no", "false")
 
 
 def unknown_variables(environ: Mapping[str, str] | None = None) -> list[str]:
@@ -102,13 +102,15 @@ def available_memory(root: Path = Path("/")) -> int:
 
 
 def _cgroup_left(root: Path) -> int:
+    """The tightest of the limits of this process's control group and of the groups above it, less what they use."""
     base = root / "sys/fs/cgroup"
     folders = [base, base / "memory"]
     try:
         for row in (root / "proc/self/cgroup").read_text().splitlines():
             _, controllers, path = row.split(":", 2)
-            if controllers in ("", "memory"):
-                folders.append((base / "memory" if controllers else base) / path.lstrip("/"))
+            if not controllers or "memory" in controllers.split(","):
+                place = Path(path.lstrip("/"))
+                folders += [(base / "memory" if controllers else base) / p for p in (place, *place.parents)]
     except OSError:
         pass
     left = 1 << 62
@@ -118,12 +120,18 @@ def _cgroup_left(root: Path) -> int:
                 most = (folder / limit).read_text().strip()
                 if most != "max":
                     # page cache that can be dropped counts as use: MemAvailable bounds from the other side
-                    stat = dict(r.split() for r in (folder / "memory.stat").read_text().splitlines() if r.count(" ") == 1)
-                    cache = int(stat.get("inactive_file", 0))
-                    left = min(left, int(most) - int((folder / use).read_text()) + cache)
+                    left = min(left, int(most) - int((folder / use).read_text()) + _droppable(folder))
             except (OSError, ValueError):
                 continue
     return left
+
+
+def _droppable(folder: Path) -> int:
+    try:
+        rows = (folder / "memory.stat").read_text().splitlines()
+        return sum(int(r.split()[1]) for r in rows if r.startswith("inactive_file "))
+    except OSError:
+        return 0
 
 
 def usable_cores() -> int:

@@ -70,7 +70,8 @@ def nearest(name: str, known: Iterable[str], n: int = 3) -> list[str]:
     >>> nearest("temprature", ["temperature", "top_p"])
     ['temperature']
     """
-    return difflib.get_close_matches(name.lower(), list(known), n=n, cutoff=0.5)
+    spelt = {k.lower(): k for k in known}
+    return [spelt[k] for k in difflib.get_close_matches(name.lower(), list(spelt), n=n, cutoff=0.5)]
 
 
 def unknown(kind: str, name: str, known: Iterable[str]) -> str:

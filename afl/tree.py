@@ -193,6 +193,9 @@ def poison(tree: Any, where: str) -> None:
     elif isinstance(tree, tuple):
         for x in tree:
             poison(x, where)
+    elif type(tree) is dict:
+        for x in tree.values():
+            poison(x, where)
 
 
 _GRAVES: dict[int, str] = {}  # id of an emptied struct -> call that took it; a hint for the message only

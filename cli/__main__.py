@@ -1,5 +1,5 @@
 """`python -m afl_cli` is `afl`."""
 
-from afl_cli.main import main
+from .main import main
 
 main()

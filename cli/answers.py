@@ -8,8 +8,8 @@ from typing import Any
 
 import attrs
 
-from afl_cli.prompts import Asked
-from afl_cli.terminal import Interrupts, say, write
+from .prompts import Asked
+from .terminal import Interrupts, say, write
 
 
 class Watched:
@@ -114,7 +114,9 @@ class Lines(Ordered):
 
     def show(self, place: int, sample: int, found: Any) -> None:
         row = record(found) if not isinstance(found, str) else {
-            "text": "", "token_ids": [], "prompt_tokens": 0, "finish_reason": "error", "stats": dict(_NO_STATS), "error": found}
+            "text": "", "token_ids": [], "prompt_tokens": 0, "finish_reason": "error", "stats": dict(_NO_STATS),
+            "error": found,
+        }
         if self.several:
             row = {"index": place, **({"sample": sample} if self.n > 1 else {}), **row}
         sys.stdout.write(json.dumps(row, ensure_ascii=not sys.stdout.encoding.lower().startswith("utf")) + "\n")
@@ -127,7 +129,8 @@ _NO_STATS = {"ttft_s": 0.0, "prefill_tokens_per_s": 0.0, "decode_tokens_per_s": 
 def record(c: Any) -> dict[str, Any]:
     """A completion as plain values."""
     row = {
-        "text": c.text, "token_ids": list(c.token_ids), "prompt_tokens": c.prompt_tokens, "finish_reason": c.finish_reason,
+        "text": c.text, "token_ids": list(c.token_ids), "prompt_tokens": c.prompt_tokens,
+        "finish_reason": c.finish_reason,
         "stats": {k: round(v, 6) for k, v in c.stats.items()},
     }
     if c.stop_reason is not None:
@@ -155,25 +158,28 @@ def statistics(watched: Watched, done: Sequence[Any]) -> str:
     asked, made = sum(c.prompt_tokens for c in done), sum(len(c.token_ids) for c in done)
     wall = max((c.stats["total_s"] for c in done), default=0.0)
     many = len(done) > 1
+    rate = "tokens/s each" if many else "tokens/s"
     rows = [("answers", f"{len(done)}, {asked} prompt tokens, {made} new tokens in {wall:.2f} s")]
     if done:
         rows += [
             ("time to first token", _range([c.stats["ttft_s"] * 1e3 for c in done], "ms")),
-            ("prefill", _range([c.stats["prefill_tokens_per_s"] for c in done], "tokens/s" + (" each" if many else ""))),
-            ("decode", _range([c.stats["decode_tokens_per_s"] for c in done], "tokens/s" + (" each" if many else ""))),
+            ("prefill", _range([c.stats["prefill_tokens_per_s"] for c in done], rate)),
+            ("decode", _range([c.stats["decode_tokens_per_s"] for c in done], rate)),
         ]
         if many and wall > 0:
             rows.append(("together", f"{made / wall:.1f} new tokens/s"))
     rows += [
         ("traces", f"{engine.traces}" + (" (eager)" if engine.config.eager else f", {len(programs)} programs")),
-        *(("program", f"{p.name}: {len(p.graph.eqns)} equations, {len(p.plan.copies)} copies, peak {size(p.plan.peak)} as traced")
-          for p in programs),
-        ("steps", f"{engine.steps}, at most {watched.most_rows} requests at a time, {engine.sched.preemptions} preemptions"),
+        *(("program", f"{p.name}: {len(p.graph.eqns)} equations, {len(p.plan.copies)} copies, "
+                      f"temporaries {size(p.plan.peak)} as traced") for p in programs),
+        ("steps", f"{engine.steps}, at most {watched.most_rows} requests at a time, "
+                  f"{engine.sched.preemptions} preemptions"),
         ("cache blocks", f"{watched.most_blocks} of {pool.blocks} used at most; {pool.block_tokens} tokens, "
                          f"{size(pool.block_bytes)} each; sized by {pool.why}"),
         ("longest sequence", f"{pool.max_model_len} tokens (the model's {m.c.max_len})"),
         ("memory", f"{size(m.param_bytes)} parameters, {size(pool.nbytes)} cache, {size(peak_bytes())} process peak"),
-        ("runs on", f"{m.chip.name}, {str(m.dtype).removeprefix('torch.')}, {engine.threads} threads, depth {engine.config.depth}"),
+        ("runs on", f"{m.chip.name}, {str(m.dtype).removeprefix('torch.')}, {engine.threads} threads, "
+                    f"depth {engine.config.depth}"),
         *(("note", n) for n in m.notices),
     ]
     return "\n".join(f"{name:<20} {text}" for name, text in rows)
@@ -190,14 +196,8 @@ def size(n: int) -> str:
     >>> size(3 << 20), size(999)
     ('3.0 MiB', '999 B')
     """
-    if n < 1024:
-        return f"{n} B"
-    value, unit = float(n), "B"
-    for unit in ("KiB", "MiB", "GiB", "TiB"):
-        value /= 1024
-        if value < 1024:
-            break
-    return f"{value:.1f} {unit}"
+    step = min(4, max(0, n.bit_length() - 1) // 10)
+    return f"{n} B" if step == 0 else f"{n / (1 << 10 * step):.1f} {('KiB', 'MiB', 'GiB', 'TiB')[step - 1]}"
 
 
 def peak_bytes() -> int:

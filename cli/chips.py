@@ -9,13 +9,15 @@ import typer
 
 from afl.errors import ConfigError, unknown
 from afl.models.locate import ALIASES, cached_models, hub_folder
-from afl_cli.early import find_chip
-from afl_cli.run import Json
-from afl_cli.terminal import write
+
+from .early import find_chip
+from .run import Json
+from .terminal import write
 
 
 def show_chips(
-    name: Annotated[str | None, typer.Argument(metavar="[NAME]", help="Show one chip in full.", show_default=False)] = None,
+    name: Annotated[str | None, typer.Argument(
+        metavar="NAME", help="Show one chip in full.", show_default=False)] = None,
     json: Json = False,
 ) -> None:
     """List the chips, or show one: features, dtypes, limits, layouts.

@@ -1,4 +1,4 @@
-"""Checks of options that need neither torch nor a checkpoint, so that a wrong one is refused at once, all in one message."""
+"""Checks of options that need neither torch nor a checkpoint, so that wrong ones are refused at once, together."""
 
 import importlib
 import json

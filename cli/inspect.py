@@ -9,9 +9,10 @@ import typer
 
 from afl.config import EngineConfig
 from afl.errors import ConfigError, unknown
-from afl_cli.early import engine_config
-from afl_cli.run import DEFAULT_MODEL, BlockTokens, Chip, Dtype, Json, KvBlocks, MaxModelLen, MaxSeqs, MaxStepTokens, Model
-from afl_cli.terminal import loading, write
+
+from .early import engine_config
+from .run import DEFAULT_MODEL, BlockTokens, Chip, Dtype, Json, KvBlocks, MaxModelLen, MaxSeqs, MaxStepTokens, Model
+from .terminal import loading, write
 
 HELP = """Look at a model without reading its weights.
 
@@ -42,23 +43,38 @@ Phases = Annotated[Phase, typer.Option("--phase", help="decode has one token per
 def _outline(name: str, options: dict[str, Any]) -> Any:
     config = engine_config(options)
     with loading(f"opening {name}"):
-        from afl_cli.outline import outline
+        from .outline import outline
 
         return outline(name, config)
 
 
 def _program(model: Any, phase: str, rows: int, tokens: int) -> Any:
     """The step as it is planned for the chip: rewritten, its state donated."""
+    from afl.ir.passes import drop_unit_collectives
     from afl.ir.program import compile_graph
     from afl.ops.fusions import RULES
 
-    return compile_graph(model.graph(phase, rows, tokens), model.chip, donate=("state",), rules=RULES, name=phase)
+    g = drop_unit_collectives(model.graph(phase, rows, tokens), {})
+    return compile_graph(g, model.chip, donate=("state",), rules=RULES, name=phase)
+
+
+def _rewritten(model: Any, phase: str, rows: int, tokens: int) -> Any:
+    """The step's graph after the chip's fusions."""
+    from afl.ir.passes import cse, dce, drop_unit_collectives, usable
+    from afl.ir.rewrite import rewrite
+    from afl.ops.fusions import RULES
+
+    g = drop_unit_collectives(model.graph(phase, rows, tokens), {})
+    return dce(cse(rewrite(g, usable(RULES, model.chip), model.chip)))
 
 
 def graph(
-    model: Model = DEFAULT_MODEL, chip: Chip = _E.chip, dtype: Dtype = _E.dtype, rows: Rows = 4, phase: Phases = Phase.decode,
-    tokens: Annotated[int, typer.Option("--tokens", min=0, max=1 << 20, help="Tokens of a prefill step; 0: 16 per row.")] = 0,
-    format: Annotated[Format, typer.Option("--format", help="text; dot for graphviz; html for a browser.")] = Format.text,
+    model: Model = DEFAULT_MODEL, chip: Chip = _E.chip, dtype: Dtype = _E.dtype, rows: Rows = 4,
+    phase: Phases = Phase.decode,
+    tokens: Annotated[int, typer.Option(
+        "--tokens", min=0, max=1 << 20, help="Tokens of a prefill step; 0: 16 per row.")] = 0,
+    format: Annotated[Format, typer.Option(
+        "--format", help="text; dot for graphviz; html for a browser.")] = Format.text,
     rewritten: Annotated[bool, typer.Option("--rewritten", help="The graph after the chip's fusions.")] = False,
     program: Annotated[bool, typer.Option("--program", help="The generated Python of the rewritten graph.")] = False,
 ) -> None:
@@ -79,7 +95,7 @@ def graph(
         return
     from afl.ir.graph import show, show_dot, show_html
 
-    g = _program(m, phase, rows, tokens).graph if rewritten else m.graph(phase, rows, tokens)
+    g = _rewritten(m, phase, rows, tokens) if rewritten else m.graph(phase, rows, tokens)
     shown = {Format.text: show, Format.dot: show_dot, Format.html: show_html}[format](g)
     write((f"<!doctype html><meta charset=utf-8>{shown}" if format is Format.html else shown) + "\n")
 
@@ -87,7 +103,8 @@ def graph(
 def kernels(
     model: Model = DEFAULT_MODEL, chip: Chip = _E.chip, dtype: Dtype = _E.dtype, rows: Rows = 4,
     op: Annotated[str | None, typer.Option("--op", help="Only this op.", show_default=False)] = None,
-    rewritten: Annotated[bool, typer.Option("--rewritten/--as-written", help="After the chip's fusions, as it runs.")] = True,
+    rewritten: Annotated[bool, typer.Option(
+        "--rewritten/--as-written", help="After the chip's fusions, as it runs.")] = True,
     phase: Phases = Phase.decode, json: Json = False,
 ) -> None:
     """Show which kernel serves each op on a chip, and why the others do not.
@@ -99,13 +116,9 @@ def kernels(
     """
     m = _outline(model, {"chip": chip, "dtype": dtype}).model
     from afl.ir.kernel import explain
-    from afl.ir.passes import cse, dce, usable
-    from afl.ir.rewrite import rewrite
-    from afl.ops.fusions import RULES
 
-    g = m.graph(phase, rows)
-    if rewritten:
-        g = dce(cse(rewrite(g, usable(RULES, m.chip), m.chip)))
+    # a chip that lacks a kernel cannot be planned, and still is to be explained
+    g = _rewritten(m, phase, rows, 0) if rewritten else m.graph(phase, rows)
     found: dict[Any, list[Any]] = {}
     for e in g.eqns:
         types = tuple(v.type if v is not None else None for v in e.ins)
@@ -125,8 +138,9 @@ def kernels(
 
 
 def memory(
-    model: Model = DEFAULT_MODEL, chip: Chip = _E.chip, dtype: Dtype = _E.dtype, max_model_len: MaxModelLen = _E.max_model_len,
-    max_seqs: MaxSeqs = _E.max_seqs, max_step_tokens: MaxStepTokens = _E.max_step_tokens, kv_blocks: KvBlocks = _E.kv_blocks,
+    model: Model = DEFAULT_MODEL, chip: Chip = _E.chip, dtype: Dtype = _E.dtype,
+    max_model_len: MaxModelLen = _E.max_model_len, max_seqs: MaxSeqs = _E.max_seqs,
+    max_step_tokens: MaxStepTokens = _E.max_step_tokens, kv_blocks: KvBlocks = _E.kv_blocks,
     block_tokens: BlockTokens = _E.block_tokens, json: Json = False,
 ) -> None:
     """Show the bytes of parameters, cache and temporaries, and the one effective limit on a sequence's length.
@@ -136,19 +150,21 @@ def memory(
       afl inspect memory
       afl inspect memory --max-seqs 8 --max-model-len 4096 --dtype bfloat16
     """
-    options = dict(chip=chip, dtype=dtype, max_model_len=max_model_len, max_seqs=max_seqs, max_step_tokens=max_step_tokens,
-                   kv_blocks=kv_blocks, block_tokens=block_tokens)
+    options = dict(chip=chip, dtype=dtype, max_model_len=max_model_len, max_seqs=max_seqs,
+                   max_step_tokens=max_step_tokens, kv_blocks=kv_blocks, block_tokens=block_tokens)
     m = _outline(model, options).model
     from afl.config import available_memory
     from afl.run.memory import size_pool
-    from afl_cli.answers import size
+
+    from .answers import size
 
     free = available_memory()
     pool = size_pool(m.caches, m.c.max_len, m.chip, m.dtype, m.config, free)
     peaks = {"decode": _program(m, "decode", max_seqs, 0).plan.peak,
              "prefill": _program(m, "prefill", max_seqs, max_step_tokens).plan.peak}
     found = {
-        "param_bytes": m.param_bytes, "block_bytes": pool.block_bytes, "blocks": pool.blocks, "block_tokens": pool.block_tokens,
+        "param_bytes": m.param_bytes, "block_bytes": pool.block_bytes, "blocks": pool.blocks,
+        "block_tokens": pool.block_tokens,
         "cache_bytes": pool.nbytes, "why": pool.why, "max_model_len": pool.max_model_len, "model_max_len": m.c.max_len,
         "available_bytes": free, "peak_bytes": peaks,
     }
@@ -170,7 +186,8 @@ def memory(
 
 def show_model(
     model: Model = DEFAULT_MODEL, chip: Chip = _E.chip, dtype: Dtype = _E.dtype,
-    tensors: Annotated[bool, typer.Option("--tensors", help="List every tensor of the checkpoint and what it fills.")] = False,
+    tensors: Annotated[bool, typer.Option(
+        "--tensors", help="List every tensor of the checkpoint and what it fills.")] = False,
     json: Json = False,
 ) -> None:
     """Show what a checkpoint is: architecture, sizes, tokenizer, stop ids, tensors left out and why, notices.

@@ -11,8 +11,9 @@ from typer.core import TyperCommand, TyperGroup
 
 from afl.config import unknown_variables
 from afl.errors import AflError
-from afl_cli import chips, inspect, run
-from afl_cli.terminal import say
+
+from . import chips, inspect, run
+from .terminal import say
 
 HELP = """Large language models on CPUs and Ascend NPUs.
 
@@ -98,7 +99,8 @@ def _version(wanted: bool) -> None:
 @app.callback()
 def start(
     debug: Annotated[bool, typer.Option("--debug", help="Show tracebacks of errors.")] = False,
-    show_version: Annotated[bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version.")] = False,
+    show_version: Annotated[bool, typer.Option(
+        "--version", callback=_version, is_eager=True, help="Show the version.")] = False,
 ) -> None:
     _DEBUG["traceback"] = debug
     for row in unknown_variables():

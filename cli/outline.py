@@ -57,5 +57,6 @@ def outline(model: str | Path, config: EngineConfig) -> Outline:
     text = loader._text(checkpoint)
     eos = checkpoint.eos_ids if text is None else text.tokenizer.eos_ids
     notices = (*checkpoint.notices, *((notice,) if notice else ()))
-    made = Model(definition, c, tree.map(type_of, specs), chip, dtype, config, text, eos, checkpoint.generation_config, notices)
+    params = tree.map(type_of, specs)
+    made = Model(definition, c, params, chip, dtype, config, text, eos, checkpoint.generation_config, notices)
     return Outline(made, checkpoint, specs, plan)

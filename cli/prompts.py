@@ -29,7 +29,7 @@ class Asked:
 
 
 def gather(prompt: str | None, file: str | None, ids: str | None) -> list[Asked]:
-    """The prompts of one run.  Raises BadInput when there is none, more than one source, or a file that cannot be read."""
+    """The prompts of one run.  Raises BadInput for none, for more than one source, for an unreadable file."""
     given = [name for name, value in (("PROMPT", prompt), ("--file", file), ("--prompt-ids", ids)) if value is not None]
     if len(given) > 1:
         raise BadInput(f"{' and '.join(given)} were given; each is a prompt of its own, use one of them")
@@ -62,14 +62,16 @@ def numbers(text: str, option: str) -> list[int]:
     words = text.replace(",", " ").split()
     bad = [w for w in words if not w.lstrip("-").isascii() or not w.lstrip("-").isdigit() or len(w) > 18]
     if bad:
-        raise BadInput(f"{option} takes whole numbers between commas, such as 1,2,3; got {', '.join(map(repr, bad[:5]))}")
+        got = ", ".join(map(repr, bad[:5]))
+        raise BadInput(f"{option} takes whole numbers between commas, such as 1,2,3; got {got}")
     return [int(w) for w in words]
 
 
 def refusals(asked: Iterable[Asked]) -> str:
     """One message about every prompt that cannot be used."""
     rows = [f"{a.where}: {a.error}" for a in asked if a.error is not None]
-    return violations("prompts that cannot be used", [*rows[:_MOST], *([f"... {len(rows) - _MOST} more"] * (len(rows) > _MOST))])
+    more = [f"... {len(rows) - _MOST} more"] if len(rows) > _MOST else []
+    return violations("prompts that cannot be used", [*rows[:_MOST], *more])
 
 
 def _checked(asked: Asked) -> Asked:
@@ -87,7 +89,8 @@ def _read(name: str) -> str:
     try:
         return raw.decode("utf-8-sig")
     except UnicodeDecodeError as e:
-        raise BadInput(f"{'standard input' if name == '-' else name} is not UTF-8 text: byte {raw[e.start]:#04x} at {e.start}") from None
+        what = "standard input" if name == "-" else name
+        raise BadInput(f"{what} is not UTF-8 text: byte {raw[e.start]:#04x} at {e.start}") from None
 
 
 def _is_record(line: str) -> bool:

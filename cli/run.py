@@ -1,6 +1,5 @@
 """`afl run`: prompts in, answers out."""
 
-import sys
 from collections.abc import Sequence
 from typing import Annotated, Any
 
@@ -9,11 +8,12 @@ import typer
 
 from afl import chip as chips
 from afl.config import EngineConfig
-from afl.errors import AflError, BadInput, ConfigError, violations
+from afl.errors import BadInput, ConfigError, violations
 from afl.models.locate import ALIASES
-from afl_cli.early import engine_config, policies
-from afl_cli.prompts import Asked, gather, numbers, refusals
-from afl_cli.terminal import Interrupts, counting, loading, say, write
+
+from .early import engine_config, policies
+from .prompts import Asked, gather, numbers, refusals
+from .terminal import Interrupts, counting, loading, say
 
 DEFAULT_MODEL = "smollm2"
 MAX_TOKENS = 256
@@ -23,21 +23,24 @@ Model = Annotated[str, typer.Option(
     "--model", "-m", metavar="PATH|NAME", rich_help_panel="Model",
     help=f"A Hugging Face folder, a .gguf file, an alias ({', '.join(ALIASES)}), or the name of a model in the local "
          "Hugging Face cache. Nothing is downloaded.")]
-Chip = Annotated[str, typer.Option("--chip", rich_help_panel="Engine", help=f"What to run on: {', '.join(chips.names())}.")]
-Dtype = Annotated[str, typer.Option("--dtype", rich_help_panel="Engine", help="Compute dtype: float32, bfloat16, float16; auto is the chip's first.")]
-Json = Annotated[bool, typer.Option("--json", rich_help_panel="Output", help="Machine-readable output, and nothing else on stdout.")]
+Chip = Annotated[str, typer.Option("--chip", rich_help_panel="Engine", metavar="NAME", help=
+    f"What to run on: {', '.join(chips.names())}.")]
+Dtype = Annotated[str, typer.Option("--dtype", rich_help_panel="Engine", metavar="NAME", help=
+    "Compute dtype: float32, bfloat16, float16; auto is the chip's first.")]
+Json = Annotated[bool, typer.Option("--json", rich_help_panel="Output", help=
+    "Machine-readable output, and nothing else on stdout.")]
 
 
-def _engine(help: str, **more: Any) -> Any:
-    return typer.Option(help=help, rich_help_panel="Engine", **more)
+def _engine(help: str, *names: str, metavar: str | None = "N", **more: Any) -> Any:
+    return typer.Option(*names, help=help, metavar=metavar, rich_help_panel="Engine", **more)
 
 
-def _sampling(help: str, *names: str, **more: Any) -> Any:
-    return typer.Option(*names, help=help, rich_help_panel="Sampling", show_default=False, **more)
+def _sampling(help: str, *names: str, metavar: str | None = "N", **more: Any) -> Any:
+    return typer.Option(*names, help=help, metavar=metavar, rich_help_panel="Sampling", show_default=False, **more)
 
 
 MaxModelLen = Annotated[int, _engine("Longest sequence, prompt included; 0: what the model and the cache allow.")]
-MaxSeqs = Annotated[int, _engine("Most requests that run at a time.")]
+MaxSeqs = Annotated[int, _engine("Most requests that run at a time; never more than there are answers.")]
 MaxStepTokens = Annotated[int, _engine("Most tokens that one step computes; longer prompts are cut into chunks.")]
 KvBlocks = Annotated[int, _engine("Blocks of the key-value cache; 0: a quarter of the free memory at most.")]
 BlockTokens = Annotated[int, _engine("Tokens per cache block; 0: what the chip prefers.")]
@@ -49,31 +52,50 @@ SAMPLING = (
 
 
 def run(
-    prompt: Annotated[str | None, typer.Argument(metavar="[PROMPT]", help="The prompt; '-' or nothing reads standard input.", show_default=False)] = None,
+    prompt: Annotated[str | None, typer.Argument(
+        metavar="PROMPT", help="The prompt; '-' or nothing reads standard input.", show_default=False)] = None,
     model: Model = DEFAULT_MODEL,
-    file: Annotated[str | None, typer.Option("--file", "-f", metavar="FILE", rich_help_panel="Model", show_default=False, help=
-        "Run every line of a file as one batch: a text per line, or JSON lines with \"prompt\" or \"messages\". '-' is standard input.")] = None,
-    prompt_ids: Annotated[str | None, typer.Option(metavar="1,2,3", rich_help_panel="Model", show_default=False, help="The prompt as token ids.")] = None,
-    system: Annotated[str | None, typer.Option(rich_help_panel="Model", show_default=False, help="System message of the chat.")] = None,
-    no_chat: Annotated[bool, typer.Option("--no-chat", rich_help_panel="Model", help="Continue the plain text; do not use the chat template.")] = False,
+    file: Annotated[str | None, typer.Option(
+        "--file", "-f", metavar="FILE", rich_help_panel="Model", show_default=False, help=
+        "Run every line of a file as one batch: a text per line, or JSON lines with \"prompt\" or \"messages\". "
+        "'-' is standard input.")] = None,
+    prompt_ids: Annotated[str | None, typer.Option(
+        metavar="1,2,3", rich_help_panel="Model", show_default=False, help="The prompt as token ids.")] = None,
+    system: Annotated[str | None, typer.Option(
+        rich_help_panel="Model", show_default=False, help="System message of the chat.")] = None,
+    no_chat: Annotated[bool, typer.Option(
+        "--no-chat", rich_help_panel="Model", help="Continue the plain text; do not use the chat template.")] = False,
     max_tokens: Annotated[int | None, _sampling(
-        f"Most tokens of an answer; 0: until the model ends it or the context is full. Default: {MAX_TOKENS}.", min=0)] = None,
-    temperature: Annotated[float | None, _sampling("0 takes the likeliest token. Default: what generation_config.json says, else 0.")] = None,
-    top_p: Annotated[float | None, _sampling("Draw among the likeliest tokens that together have this probability.")] = None,
+        f"Most tokens of an answer; 0: until the model ends it or the context is full. Default: {MAX_TOKENS}.",
+        min=0)] = None,
+    temperature: Annotated[float | None, _sampling(
+        "0 takes the likeliest token. Default: what generation_config.json says, else 0.", metavar="X")] = None,
+    top_p: Annotated[float | None, _sampling(
+        "Draw among the likeliest tokens that together have this probability.", metavar="X")] = None,
     top_k: Annotated[int | None, _sampling("Draw among this many likeliest tokens; 0: all.")] = None,
-    min_p: Annotated[float | None, _sampling("Draw among tokens at least this likely, relative to the likeliest.")] = None,
-    seed: Annotated[int | None, _sampling("Same seed, same answer, whatever else runs; sample i uses seed + i.")] = None,
+    min_p: Annotated[float | None, _sampling(
+        "Draw among tokens at least this likely, relative to the likeliest.", metavar="X")] = None,
+    seed: Annotated[int | None, _sampling(
+        "Same seed, same answer, whatever else runs; sample i uses seed + i.")] = None,
     n: Annotated[int | None, _sampling("Independent answers to each prompt.", "--n", "-n")] = None,
-    stop: Annotated[list[str] | None, _sampling("End at this text and leave it out; repeat for several.")] = None,
+    stop: Annotated[list[str] | None, _sampling(
+        "End at this text and leave it out; repeat for several.", metavar="TEXT")] = None,
     stop_ids: Annotated[str | None, _sampling("End at these token ids.", metavar="1,2,3")] = None,
-    include_stop: Annotated[bool, _sampling("Show the stop text or stop token that ended the answer.", "--include-stop")] = False,
-    ignore_eos: Annotated[bool, _sampling("Go on after the end-of-sequence token, up to --max-tokens.", "--ignore-eos")] = False,
+    include_stop: Annotated[bool, _sampling(
+        "Show the stop text or stop token that ended the answer.", "--include-stop", metavar=None)] = False,
+    ignore_eos: Annotated[bool, _sampling(
+        "Go on after the end-of-sequence token, up to --max-tokens.", "--ignore-eos", metavar=None)] = False,
     min_tokens: Annotated[int | None, _sampling("No end before this many tokens.")] = None,
-    repetition_penalty: Annotated[float | None, _sampling("Divides the logits of tokens that occurred; 1: off.")] = None,
-    frequency_penalty: Annotated[float | None, _sampling("Subtracted once per occurrence in the answer; 0: off.")] = None,
-    presence_penalty: Annotated[float | None, _sampling("Subtracted if it occurred in the answer; 0: off.")] = None,
-    logit_bias: Annotated[list[str] | None, _sampling("Added to a token's logit; repeat for several.", metavar="ID:VALUE")] = None,
-    logprobs: Annotated[int | None, _sampling("Log-probability of each token, with this many alternatives (0: none).")] = None,
+    repetition_penalty: Annotated[float | None, _sampling(
+        "Divides the logits of tokens that occurred; 1: off.", metavar="X")] = None,
+    frequency_penalty: Annotated[float | None, _sampling(
+        "Subtracted once per occurrence in the answer; 0: off.", metavar="X")] = None,
+    presence_penalty: Annotated[float | None, _sampling(
+        "Subtracted if it occurred in the answer; 0: off.", metavar="X")] = None,
+    logit_bias: Annotated[list[str] | None, _sampling(
+        "Added to a token's logit; repeat for several.", metavar="ID:VALUE")] = None,
+    logprobs: Annotated[int | None, _sampling(
+        "Log-probability of each token, with this many alternatives (0: none).")] = None,
     chip: Chip = _E.chip,
     dtype: Dtype = _E.dtype,
     max_model_len: MaxModelLen = _E.max_model_len,
@@ -81,16 +103,21 @@ def run(
     max_step_tokens: MaxStepTokens = _E.max_step_tokens,
     kv_blocks: KvBlocks = _E.kv_blocks,
     block_tokens: BlockTokens = _E.block_tokens,
-    eager: Annotated[bool, _engine("Trace nothing: run op by op.")] = _E.eager,
-    checked: Annotated[bool, _engine("Check every op for index ranges, NaN and result types (slow).")] = _E.checked,
-    references: Annotated[bool, _engine("Run the reference body of every op (slow).")] = _E.references,
-    strict: Annotated[bool, _engine("A trace that was not declared is an error.")] = _E.strict,
+    eager: Annotated[bool, _engine("Trace nothing: run op by op.", "--eager", metavar=None)] = _E.eager,
+    checked: Annotated[bool, _engine(
+        "Check every op for index ranges, NaN and result types (slow).", "--checked", metavar=None)] = _E.checked,
+    references: Annotated[bool, _engine(
+        "Run the reference body of every op (slow).", "--references", metavar=None)] = _E.references,
+    strict: Annotated[bool, _engine(
+        "A trace that was not declared is an error.", "--strict/--no-strict", metavar=None)] = _E.strict,
     depth: Annotated[int, _engine("Steps in flight: 1, or 2 to schedule one while another runs.")] = _E.depth,
     threads: Annotated[int, _engine("Threads of CPU operators; 0: one per usable core.")] = _E.threads,
-    policy: Annotated[str, _engine(f"Scheduler policy: {', '.join(policies())}.")] = _E.policy,
-    log: Annotated[str | None, _engine("Write the engine's event log to this file.", metavar="FILE", show_default=False)] = _E.log,
+    policy: Annotated[str, _engine(f"Scheduler policy: {', '.join(policies())}.", metavar="NAME")] = _E.policy,
+    log: Annotated[str | None, _engine(
+        "Write the engine's event log to this file.", metavar="FILE", show_default=False)] = _E.log,
     json: Json = False,
-    stats: Annotated[bool, typer.Option("--stats", rich_help_panel="Output", help="Times, rates, programs, cache and memory, on stderr.")] = False,
+    stats: Annotated[bool, typer.Option(
+        "--stats", rich_help_panel="Output", help="Times, rates, programs, cache and memory, on stderr.")] = False,
 ) -> None:
     """Answer prompts.
 
@@ -145,17 +172,19 @@ def _serve(
     json: bool, stats: bool,
 ) -> int:
     """Load, run, print; returns the exit status."""
-    from afl_cli.answers import Lines, Plain, Streaming, Watched, statistics
+    from .answers import Lines, Plain, Streaming, Watched, statistics
 
     with loading(f"opening {name}"):        # torch and the tokenizer take a second or two
         from afl.run.engine import Engine
         from afl.run.generate import encode, stream
         from afl.run.sampling import SamplingParams
-        from afl_cli.outline import outline
+
+        from .outline import outline
 
         found = outline(name, config)
     m = found.model
-    params = SamplingParams.of(m.generation_config, **{k: v for k, v in sampling.items() if (k, v) != ("max_tokens", 0)})
+    wishes = {k: v for k, v in sampling.items() if (k, v) != ("max_tokens", 0)}
+    params = SamplingParams.of(m.generation_config, **wishes)
     limited = "max_tokens" in sampling or params.max_tokens is not None
     if sampling.get("max_tokens") == 0:
         params = attrs.evolve(params, max_tokens=None)
@@ -165,7 +194,7 @@ def _serve(
     template = m.text is not None and m.text.chat is not None
     if chat and m.text is not None and not template:
         if system is not None:
-            raise ConfigError("--system needs a chat template, which this checkpoint lacks; put the text into the prompt")
+            raise ConfigError("--system needs a chat template, which this checkpoint lacks; put it into the prompt")
         say("this checkpoint has no chat template: prompts are continued as plain text", "note")
 
     ids: list[list[int]] = []
@@ -188,6 +217,8 @@ def _serve(
         m = found.read(progress)
     for notice in m.notices:
         say(notice, "note")
+    # rows that cannot be used would only enlarge the cache
+    config = attrs.evolve(config, max_seqs=min(config.max_seqs, len(ids) * params.n))
     engine = Engine(m, config)
     several = len(asked) > 1 or params.n > 1
     printer = (Lines if json else Plain if several else Streaming)(asked, params.n, several)
@@ -226,7 +257,7 @@ def _serve(
 
 def _with_system(value: Any, system: str | None) -> Any:
     """Chat messages of a file get the system message unless they bring their own."""
-    if system is None or isinstance(value, str) or not value or not isinstance(value[0], dict) or value[0]["role"] == "system":
+    if system is None or not isinstance(value, list) or not isinstance(value[0], dict) or value[0]["role"] == "system":
         return value
     return [{"role": "system", "content": system}, *value]
 

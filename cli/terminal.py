@@ -14,7 +14,9 @@ from typing import IO, Any
 
 # C0 but tab and newline, DEL, C1, line and paragraph separators, direction marks, embeddings, overrides and isolates,
 # tag characters, and half characters; joiners stay, since emoji and several scripts need them
-_DRIVING = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff\U000e0000-\U000e007f]")
+_DRIVING = re.compile(
+    "[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff\U000e0000-\U000e007f]"
+)
 
 
 def escaped(text: str) -> str:
@@ -81,7 +83,7 @@ def loading(what: str) -> Iterator[Any]:
 
 @contextmanager
 def counting(total: int) -> Iterator[Any]:
-    """A callback that counts finished answers; shown when stderr is a terminal and stdout is not, or answers would mix."""
+    """A callback that counts finished answers; shown when stderr is a terminal and stdout is not."""
     if total < 2 or not sys.stderr.isatty() or sys.stdout.isatty():
         yield lambda: None
         return

@@ -75,7 +75,7 @@ def jit(
     if (cells or ladder) and abstract is None:
         raise ConfigError("ladder and ranges need `abstract`, which gives the argument types at given sizes")
     chip = load_chip(chip) if isinstance(chip, str) else chip
-    name = name or getattr(fn, "__name__", "step").strip("<>")
+    name = name or getattr(fn, "__name__", "step").replace("<lambda>", "step")
     return Jitted(Options(
         fn, chip, name, tuple(names), marks, taken, abstract, cells, ladder, _axes(mesh), strict, tuple(rules),
         references, checked, eager,
@@ -243,7 +243,10 @@ class Jitted:
         leaves, structure = tree.flatten(tuple(rest))
         types = [type_of(x) for x in leaves]
         key = ("exact", self._param_key, structure, *types, *((n, exact(v)) for n, v in sorted(static.items())))
-        bound = self._bound.get(key)
+        try:
+            bound = self._bound.get(key)
+        except TypeError:
+            raise ConfigError(f"{o.name}: static keywords are hashable values, got {static}") from None
         if bound is None:
             if key not in self._programs:
                 self._count("arguments " + ", ".join(map(str, types[:6])) + (", ..." if len(types) > 6 else ""))

@@ -117,7 +117,7 @@ def compile_graph(
 def generate(p: Plan, name: str = "step", checked: bool = False, traced: TracedGraph | None = None) -> Program:
     """Write the Python of a plan and compile it."""
     w = _Writer(p, checked)
-    name = _word(name) or "step"
+    name = _word(name) + "_" * keyword.iskeyword(name)
     inputs = tuple(v for v in p.graph.ins if p.graph.tags.get(v) not in ("param", "const"))
     params = tuple(v for v in p.graph.ins if p.graph.tags.get(v) == "param")
     for v in inputs:

@@ -219,6 +219,8 @@ class _Rewriter:
     def position(self, p: Pattern, m: _Match) -> int | None:
         """Where the replacement can stand: after all it reads, before all that reads it; None if nowhere."""
         inside = set(m.eqns.values())
+        if any(v in self.made and self.made[v][0] in inside for v in m.holes.values() if v is not None):
+            return None         # a wildcard stands for a value that the match itself makes
         outputs = {self.g.eqns[m.eqns[o.eqn]].outs[o.index] for o in p.outs if isinstance(o, Part)}
         at = max(inside)
         for i in inside:

@@ -74,10 +74,12 @@ class Eager:
     def run(self, op: Op, k: Any, args: tuple[Any, ...], types: Any, values: Any) -> Any:
         if k.inplace:
             args = list(args)  # type: ignore[assignment]
-            for name in set(k.inplace.values()):
+            homes = [x.untyped_storage().data_ptr() if isinstance(x, torch.Tensor) else 0 for x in args]
+            for name in dict.fromkeys(k.inplace.values()):
                 i = next(i for i, o in enumerate(op.operands) if o.name == name)
-                if args[i].untyped_storage().data_ptr() not in self.donated:
-                    args[i] = args[i].clone()  # type: ignore[index]
+                # a second operand in the same storage would be read after it was overwritten
+                if homes[i] and (homes[i] not in self.donated or homes.count(homes[i]) > 1):
+                    args[i], homes[i] = args[i].clone(), 0  # type: ignore[index]
         return k.fn(*args, **dict(values))
 
 

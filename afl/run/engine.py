@@ -63,9 +63,9 @@ class Engine:
         with torch.inference_mode():
             self.state = model.init_state(self.pool.blocks, self.pool.block_tokens, config.max_seqs)
         self.leaves = tuple(tree.leaves(self.state))
-        self.table = SampleTable(config.max_seqs, model.c.v)
+        self.table = SampleTable(config.max_seqs)
         self.owner = np.full(config.max_seqs, None, object)       # id whose parameters each device row holds
-        self.live: dict[str, tuple[SamplingParams, int]] = {}     # id -> parameters and seed
+        self.live: dict[str, tuple[SamplingParams, int, int]] = {}     # id -> parameters, seed, prompt tokens
         self.flight: deque[Flight] = deque()
         self.inbox: list[Any] = []
         self.stalled = False
@@ -89,7 +89,7 @@ class Engine:
             raise RequestError(f"the prompt holds token id {int(ids.max() if ids.max() >= v else ids.min())}; ids go from 0 to {v - 1}")
         most = params.max_tokens if params.max_tokens is not None else limit
         seed = params.seed if params.seed is not None else int(self._seeds.spawn(1)[0].generate_state(1, np.uint64)[0])
-        self.live[id] = params, seed
+        self.live[id] = params, seed, ids.size
         self.inbox.append(Arrived(Request(
             id, ids.astype(np.int32), most, min_tokens=params.min_tokens, eos_ids=self.eos_ids, stop_ids=params.stop_ids,
             ignore_eos=params.ignore_eos, needs_host=params.needs_host,
@@ -135,8 +135,8 @@ class Engine:
             self._admit(plan)
             batch = pack(plan, self.sched)
             edits, rows = None, None
-            if not self.table.plain(plan.rows):
-                rows, edits = self.table.pack(plan.rows, plan.kv_len, plan.emit, self.sched.tokens, self.sched.base)
+            if self.table.special[plan.rows].any():
+                rows, edits = self.table.pack(plan.rows, plan.kv_len, plan.emit, self.sched.tokens)
             token, logits = self._run(batch, rows, edits, len(plan.rows))
         return Flight(plan, token, logits)
 
@@ -164,18 +164,19 @@ class Engine:
         new = self.owner[plan.rows] != plan.ids
         if new.any():
             for row, id in zip(plan.rows[new].tolist(), plan.ids[new].tolist(), strict=True):
-                params, seed = self.live[id]
-                self.table.set(row, params, seed, self.eos_ids)
+                params, seed, prompt_tokens = self.live[id]
+                stops = params.stop_ids if params.ignore_eos else (*self.eos_ids, *params.stop_ids)
+                self.table.set(row, params, seed, prompt_tokens, stops)
                 self.owner[row] = id
 
     def _land(self, f: Flight) -> tuple[Sampled, dict[str, TokenLogprobs]]:
         """Wait for a step's tokens and, where asked for, their log-probabilities."""
-        token = f.token.numpy()
+        token, plan = f.token.numpy(), f.plan
         wanted = {}
-        for n, (row, id) in self.table.logprob_rows(f.plan.rows, f.plan.ids, f.plan.emit):
-            entry = self.live.get(id)
-            if entry is not None and self.owner[f.plan.rows[row]] == id:
-                wanted[id] = top_logprobs(f.logits[row : row + 1], f.token[row : row + 1], n)[0]
+        scored = self.table.scored[plan.rows] & plan.emit
+        for i in np.flatnonzero(scored).tolist() if scored.any() else ():
+            n = int(self.table.logprobs[plan.rows[i]])
+            wanted[plan.ids[i]] = top_logprobs(f.logits[i : i + 1], f.token[i : i + 1], n)[0]
         return Sampled(f.plan.step, token), wanted
 
     @property

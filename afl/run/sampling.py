@@ -1,27 +1,218 @@
-"""Interim."""
+"""How a request wants its tokens chosen (`SamplingParams`), and the columns of a batch that follow (`SampleTable`)."""
+
+import math
+from collections.abc import Mapping
 from typing import Any
-import attrs, numpy as np, torch
+
+import attrs
+import numpy as np
+import torch
+from torch import Tensor
+
+from afl.errors import RequestError, nearest, violations
+from afl.run.edits import RowEdits
+from afl.run.philox import uniforms
 from afl.tree import struct
-@struct
-class SampleRows:
-    temperature: Any; top_k: Any; top_p: Any; min_p: Any; u: Any
-@struct
-class Edits:
-    row: Any; token: Any; bias: Any; repeat: Any; minus: Any
+
+
+def _ids(values: Any) -> tuple[int, ...]:
+    return tuple(values)
+
+
+def _words(values: Any) -> tuple[tuple[int, ...], ...]:
+    return tuple(tuple(w) for w in values)
+
+
 @attrs.frozen
 class SamplingParams:
-    max_tokens: int | None = None; temperature: float = 0.0; top_k: int = 0; top_p: float = 1.0; min_p: float = 0.0
-    repetition_penalty: float = 1.0; frequency_penalty: float = 0.0; presence_penalty: float = 0.0
-    logit_bias: Any = attrs.field(factory=dict); bad_words_ids: tuple = (); min_tokens: int = 0; stop: tuple = (); stop_ids: tuple = ()
-    ignore_eos: bool = False; include_stop: bool = False; logprobs: int | None = None; seed: int | None = None; n: int = 1
-    needs_host = False
-    def validate(self, v, m): pass
-    def child(self, i): return attrs.evolve(self, seed=None if self.seed is None else self.seed + i, n=1)
+    """What one request asks for.  The default is greedy.
+
+    top_k <= 0, top_p 1 and min_p 0 are off.  seed None: one is drawn when the request is submitted.  logprobs: None is
+    off, 0 the sampled token alone, -1 the whole vocabulary.  n samples use seed, seed + 1, ...
+    Source of the penalties: Keskar et al. 2019 (arXiv:1909.05858) for repetition; frequency and presence as subtracted
+    from logits by count of outputs.
+    """
+
+    max_tokens: int | None = None
+    temperature: float = 0.0
+    top_k: int = 0
+    top_p: float = 1.0
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
+    frequency_penalty: float = 0.0
+    presence_penalty: float = 0.0
+    logit_bias: Mapping[int, float] = attrs.field(factory=dict, converter=dict)
+    bad_words_ids: tuple[tuple[int, ...], ...] = attrs.field(default=(), converter=_words)
+    min_tokens: int = 0
+    stop: tuple[str, ...] = attrs.field(default=(), converter=lambda s: (s,) if isinstance(s, str) else tuple(s))
+    stop_ids: tuple[int, ...] = attrs.field(default=(), converter=_ids)
+    ignore_eos: bool = False
+    include_stop: bool = False
+    logprobs: int | None = None
+    seed: int | None = None
+    n: int = 1
+
     @classmethod
-    def of(cls, g, **k): return cls(**k)
+    def of(cls, generation_config: Mapping[str, Any], **given: Any) -> "SamplingParams":
+        """From a checkpoint's generation config and what the caller gives, which wins; None means not given.
+
+        Greedy unless the config says do_sample or the caller gives a temperature, top_k, top_p or min_p.
+        """
+        known = [f.name for f in attrs.fields(cls)]
+        bad = [f"unknown sampling option {k!r}" + (f"; did you mean {near[0]!r}?" if (near := nearest(k, known)) else "")
+               for k in given if k not in known]
+        if bad:
+            raise RequestError(violations("unknown sampling options", bad))
+        given = {k: v for k, v in given.items() if v is not None}
+        g = {k: v for k, v in generation_config.items() if isinstance(v, int | float) and not isinstance(v, bool)}
+        found: dict[str, Any] = {"max_tokens": g.get("max_new_tokens"), "repetition_penalty": g.get("repetition_penalty", 1.0)}
+        draws = generation_config.get("do_sample") is True
+        if draws:
+            found |= {"temperature": g.get("temperature", 1.0), "top_k": g.get("top_k", 0), "top_p": g.get("top_p", 1.0),
+                      "min_p": g.get("min_p", 0.0)}
+        if "temperature" not in given and not draws and {"top_k", "top_p", "min_p"} & set(given):
+            found["temperature"] = 1.0
+        return cls(**{**found, **given})
+
+    @property
+    def plain(self) -> bool:
+        """argmax of unedited logits."""
+        return self.temperature < 1e-5 and not self.edits
+
+    @property
+    def edits(self) -> bool:
+        """The logits are changed before a token is chosen."""
+        return bool(self.penalised or self.logit_bias or self.bad_words_ids or self.min_tokens)
+
+    @property
+    def penalised(self) -> bool:
+        return (self.repetition_penalty, self.frequency_penalty, self.presence_penalty) != (1.0, 0.0, 0.0)
+
+    @property
+    def needs_host(self) -> bool:
+        """The next step depends on tokens that the host must have seen."""
+        return self.penalised or self.min_tokens > 0 or any(len(w) > 1 for w in self.bad_words_ids)
+
+    def child(self, i: int) -> "SamplingParams":
+        """The parameters of sample i of n."""
+        return self if self.n == 1 else attrs.evolve(self, n=1, seed=None if self.seed is None else self.seed + i)
+
+    def validate(self, vocab: int, max_model_len: int) -> None:
+        """Raise RequestError with everything that does not hold for a vocabulary of `vocab` ids."""
+        rows: list[str] = []
+
+        def number(name: str, low: float, high: float, above: bool = False) -> None:
+            x = getattr(self, name)
+            if isinstance(x, bool) or not isinstance(x, int | float) or not math.isfinite(x) or not low <= x <= high or (above and x == low):
+                rows.append(f"{name} is {x!r}; must be a number {'above' if above else 'from'} {low:g}{f' to {high:g}' if high < 1e30 else ''}")
+
+        def whole(name: str, low: int, high: int) -> None:
+            x = getattr(self, name)
+            if isinstance(x, bool) or not isinstance(x, int) or not low <= x <= high:
+                rows.append(f"{name} is {x!r}; must be an integer from {low} to {high}")
+
+        if self.max_tokens is not None:
+            whole("max_tokens", 1, 1 << 30)
+        if self.temperature != -1:                       # -1 is a customary way to say greedy
+            number("temperature", 0.0, 100.0)
+        whole("top_k", -1, 1 << 30)
+        number("top_p", 0.0, 1.0, above=True)
+        number("min_p", 0.0, 1.0)
+        number("repetition_penalty", 0.0, 1e30, above=True)
+        number("frequency_penalty", -2.0, 2.0)
+        number("presence_penalty", -2.0, 2.0)
+        whole("min_tokens", 0, self.max_tokens if self.max_tokens is not None else max_model_len)
+        whole("n", 1, 4096)
+        if self.logprobs is not None:
+            whole("logprobs", -1, vocab)
+        if self.seed is not None:
+            whole("seed", 0, (1 << 64) - 1)
+        for id, bias in self.logit_bias.items():
+            rows += _bad_id("logit_bias", id, vocab)
+            if isinstance(bias, bool) or not isinstance(bias, int | float) or not -100 <= bias <= 100:
+                rows.append(f"logit_bias of id {id} is {bias!r}; must be a number from -100 to 100")
+        for id in self.stop_ids:
+            rows += _bad_id("stop_ids", id, vocab)
+        for word in self.bad_words_ids:
+            rows += ["bad_words_ids holds an empty word"] if not word else []
+            for id in word:
+                rows += _bad_id("bad_words_ids", id, vocab)
+        if not all(isinstance(s, str) and s for s in self.stop):
+            rows.append("stop holds an empty or non-text string")
+        if rows:
+            raise RequestError(violations("the request does not hold", rows))
+
+
+def _bad_id(name: str, id: Any, vocab: int) -> list[str]:
+    if isinstance(id, int) and not isinstance(id, bool) and 0 <= id < vocab:
+        return []
+    return [f"{name} names token id {id!r}; ids go from 0 to {vocab - 1}"]
+
+
+@struct
+class SampleRows:
+    """Columns of a batch for `afl.ops.sample.sample`."""
+
+    temperature: Tensor        # f32 [r]
+    top_k: Tensor              # i32 [r]
+    top_p: Tensor              # f32 [r]
+    min_p: Tensor              # f32 [r]
+    u: Tensor                  # f64 [r]
+
+
+@struct
+class Edits:
+    """Sparse edits for `afl.ops.sample.edit_logits`."""
+
+    row: Tensor                # i32 [m], place in the batch; -1 = none
+    token: Tensor              # i32 [m]
+    bias: Tensor               # f32 [m]
+    repeat: Tensor             # f32 [m]
+    minus: Tensor              # f32 [m]
+
+
+_NO_EDITS = (np.empty(0, np.int32), np.empty(0, np.int32), *(np.empty(0, np.float32) for _ in range(3)))
+
+
 class SampleTable:
-    def __init__(self, n, v): pass
-    def set(self, *a): pass
-    def plain(self, rows): return True
-    def logprob_rows(self, *a): return []
-def pad_rows(*a): return a
+    """Sampling parameters by device row, as numpy columns that a step indexes with its rows."""
+
+    def __init__(self, rows: int) -> None:
+        self.temperature, self.top_p, self.min_p = (np.zeros(rows, np.float32) for _ in range(3))
+        self.top_k, self.seed = np.zeros(rows, np.int32), np.zeros(rows, np.uint64)
+        self.special, self.edited, self.scored = (np.zeros(rows, bool) for _ in range(3))
+        self.logprobs = np.zeros(rows, np.int64)
+        self.edits: dict[int, RowEdits] = {}
+
+    def set(self, row: int, p: SamplingParams, seed: int, prompt_tokens: int, stop_ids: tuple[int, ...]) -> None:
+        """Row `row` now belongs to a request with these parameters; `stop_ids` are what min_tokens holds back."""
+        self.temperature[row] = p.temperature if p.temperature >= 1e-5 else 0.0
+        self.top_k[row], self.top_p[row], self.min_p[row] = min(p.top_k, 1 << 30), p.top_p, p.min_p
+        self.seed[row] = seed
+        self.special[row], self.edited[row] = not p.plain, p.edits
+        self.scored[row], self.logprobs[row] = p.logprobs is not None, p.logprobs or 0
+        self.edits.pop(row, None)
+        if p.edits:
+            self.edits[row] = RowEdits(p, prompt_tokens, stop_ids)
+
+    def pack(self, rows: np.ndarray, position: np.ndarray, emit: np.ndarray, tokens: Any) -> tuple[SampleRows, Edits]:
+        """Columns and edits of a step.  position: of the token to be sampled.  tokens[row]: what the host knows of a row."""
+        u = uniforms(self.seed[rows], position)
+        columns = (self.temperature[rows], self.top_k[rows], self.top_p[rows], self.min_p[rows], u)
+        parts = []
+        if self.edited[rows].any():
+            for i in np.flatnonzero(self.edited[rows] & emit).tolist():
+                row = int(rows[i])
+                ids, bias, repeat, minus = self.edits[row].now(tokens[row])
+                parts.append((np.full(len(ids), i, np.int32), ids, bias, repeat, minus))
+        edits = tuple(np.concatenate(p) for p in zip(*parts, strict=True)) if parts else _NO_EDITS
+        return SampleRows(*map(torch.from_numpy, columns)), Edits(*map(torch.from_numpy, edits))
+
+
+def pad_rows(rows: SampleRows, edits: Edits, r: int, m: int) -> tuple[SampleRows, Edits]:
+    """Padded to a bucket: greedy rows, and edits of row -1."""
+    def to(x: Tensor, n: int, value: float) -> Tensor:
+        return torch.cat([x, torch.full((n - len(x),), value, dtype=x.dtype)])
+
+    return (SampleRows(to(rows.temperature, r, 0), to(rows.top_k, r, 0), to(rows.top_p, r, 1), to(rows.min_p, r, 0), to(rows.u, r, 0.5)),
+            Edits(to(edits.row, m, -1), to(edits.token, m, 0), to(edits.bias, m, 0), to(edits.repeat, m, 1), to(edits.minus, m, 0)))

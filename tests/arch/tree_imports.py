@@ -8,8 +8,8 @@ import attrs
 
 ROOT = Path(__file__).parents[2]
 
-BASE = {"errors", "tree", "versioned", "chip", "config", "types", "plugins"}     # L0: they may import each other as listed
-PLAIN = {"errors", "tree", "versioned", "chip", "config"}                        # the part of L0 that leaves torch alone
+BASE = {"errors", "tree", "versioned", "chip", "config", "types", "plugins"}
+PLAIN = {"errors", "tree", "versioned", "chip", "config"}          # the part of BASE that leaves torch alone
 LIBRARY = {"ir", "dist", "ops", "ops.caches", "models", "sched", "sched.policies", "device"}
 
 # package or module (without the leading "afl.") -> what it may import besides itself
@@ -80,7 +80,7 @@ def modules(root: Path = ROOT) -> list[Module]:
 
 def imports(m: Module) -> Iterator[tuple[int, str]]:
     """(line, dotted name) of every import, also those inside functions; relative ones made absolute."""
-    full = {"": "afl", "cli": "afl_cli"}.get(m.name) or ("afl." + m.name if not m.name.startswith("cli.") else "afl_" + m.name)
+    full = "afl_" + m.name if m.name.split(".")[0] == "cli" else f"afl.{m.name}".rstrip(".")
     package = full if m.path.name == "__init__.py" else full.rpartition(".")[0]
     for node in ast.walk(m.tree):
         if isinstance(node, ast.Import):

@@ -338,7 +338,9 @@ def _filled(c: Call, masks: list[Any], value: float) -> tuple[Any, ...]:
     )
 
 
-CHECKS: tuple[Callable[[Kernel, Call], None], ...] = (check_values, check_types, check_purity, check_strides, check_rows)
+CHECKS: tuple[Callable[[Kernel, Call], None], ...] = (
+    check_values, check_types, check_purity, check_strides, check_rows,
+)
 
 
 def conforms(it: Combination) -> None:

@@ -27,6 +27,7 @@ def _pointer(kind: Any) -> Any:
 
 f32 = _pointer(types.float32)
 i32 = _pointer(types.int32)
+f64 = _pointer(types.float64)
 
 
 def rows_of(x: Tensor) -> tuple[int, int]:

@@ -212,6 +212,11 @@ class TokenLog:
         """Token of each (row, position); every position lies inside its row."""
         return self._shared.buffer[self._start[rows] + positions]
 
+    @property
+    def columns(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """(buffer, place of each row's first token in it, lengths) for compiled loops; read only."""
+        return self._shared.buffer, self._start, self.lengths
+
     def __getitem__(self, row: Any) -> np.ndarray:
         view = self._shared.buffer[self._start[row] : self._end[row]]
         view.flags.writeable = False

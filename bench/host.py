@@ -22,7 +22,7 @@ def engine(seeded: bool):
     from afl.run.load import random_model
     from afl.run.sampling import SamplingParams
 
-    m = random_model("LlamaForCausalLM", SETTINGS, chip="null", max_seqs=ROWS, max_step_tokens=4096, depth=1)
+    m = random_model("LlamaForCausalLM", SETTINGS, chip="null", max_seqs=ROWS, max_step_tokens=4096, depth=2)
     e = m.engine()
     for i in range(ROWS):
         params = SamplingParams(max_tokens=3000, temperature=0.8 if seeded else 0.0, seed=i if seeded else None)

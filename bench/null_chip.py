@@ -21,7 +21,7 @@ def null_chip() -> Chip:
 
 
 def _kernel(op: Op, overwritten: dict[int, str]) -> Any:
-    """A function with the op's exact signature; results are made once per operand shapes."""
+    """A function with the op's exact signature; results are made once."""
     names = [o.name for o in op.operands]
     made: dict[Any, Any] = {}
 
@@ -34,11 +34,12 @@ def _kernel(op: Op, overwritten: dict[int, str]) -> Any:
         return outs[0] if op.single else outs
 
     args = ", ".join(names + (["*"] if op.params else []) + list(op.params))
-    shape = next(n for n, o in zip(names, op.operands, strict=True) if not o.host)
     pairs = "".join(f"({p!r}, {p})," for p in op.params)
-    # one dictionary look-up by the first operand's shape: a fresh set of results per call site and size
-    source = (f"def fn({args}):\n    try:\n        return made[{shape}.shape]\n    except KeyError:\n"
-              f"        made[{shape}.shape] = r = results(({', '.join(names)},), ({pairs}))\n        return r\n")
+    call = f"results(({', '.join(names)},), ({pairs}))"
+    # kept per shape of the weight, or of the first operand: one look-up, and no sizes of anything else are asked for
+    key = "w.shape" if "w" in names else f"{names[0]}.shape"
+    source = (f"def fn({args}):\n    k = {key}\n    if k in made:\n        return made[k]\n"
+              f"    made[k] = {call}\n    return made[k]\n")
     space: dict[str, Any] = {"results": results, "made": made}
     exec(source, space)
     return space["fn"]

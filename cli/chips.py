@@ -1,12 +1,12 @@
 """`afl chips` and `afl models`: what this installation can run on, and what it can run."""
 
 import json as jsons
-import os
 from typing import Annotated, Any
 
 import attrs
 import typer
 
+from afl.config import environment
 from afl.errors import ConfigError, unknown
 from afl.models.locate import ALIASES, cached_models, hub_folder
 
@@ -81,7 +81,7 @@ def show_models(json: Json = False) -> None:
     from afl.models.spec import registered
 
     plugins.load_models()
-    hub = hub_folder(os.environ)
+    hub = hub_folder(environment())
     found = {
         "architectures": list(registered()), "aliases": {k: a.install for k, a in ALIASES.items()},
         "cached": cached_models(hub), "cache": str(hub),

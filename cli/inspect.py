@@ -12,7 +12,7 @@ from afl.errors import ConfigError, unknown
 
 from .early import engine_config
 from .run import DEFAULT_MODEL, BlockTokens, Chip, Dtype, Json, KvBlocks, MaxModelLen, MaxSeqs, MaxStepTokens, Model
-from .terminal import loading, write
+from .terminal import busy, write
 
 HELP = """Look at a model without reading its weights.
 
@@ -42,7 +42,7 @@ Phases = Annotated[Phase, typer.Option("--phase", help="decode has one token per
 
 def _outline(name: str, options: dict[str, Any]) -> Any:
     config = engine_config(options)
-    with loading(f"opening {name}"):
+    with busy(f"opening {name}"):
         from .outline import outline
 
         return outline(name, config)

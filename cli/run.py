@@ -13,7 +13,7 @@ from afl.models.locate import ALIASES
 
 from .early import engine_config, policies
 from .prompts import Asked, gather, numbers, refusals
-from .terminal import Interrupts, counting, loading, say
+from .terminal import Interrupts, busy, counting, loading, say
 
 DEFAULT_MODEL = "smollm2"
 MAX_TOKENS = 256
@@ -174,7 +174,7 @@ def _serve(
     """Load, run, print; returns the exit status."""
     from .answers import Lines, Plain, Streaming, Watched, statistics
 
-    with loading(f"opening {name}"):        # torch and the tokenizer take a second or two
+    with busy(f"opening {name}"):        # torch and the tokenizer take a second or two
         from afl.run.engine import Engine
         from afl.run.generate import encode, stream
         from afl.run.sampling import SamplingParams

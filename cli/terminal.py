@@ -31,7 +31,8 @@ def escaped(text: str) -> str:
 def write(text: str, file: IO[str] | None = None) -> None:
     """Text of a model or checkpoint on stdout (or `file`): escaped on a terminal, unchanged elsewhere; flushed."""
     out = file or sys.stdout
-    out.write(escaped(text) if out.isatty() else text.encode("utf-8", "replace").decode())
+    code = getattr(out, "encoding", None) or "utf-8"
+    out.write((escaped(text) if out.isatty() else text).encode(code, "replace").decode(code))
     out.flush()
 
 
@@ -64,6 +65,19 @@ class Interrupts:
             yield self
         finally:
             signal.signal(signal.SIGINT, before)
+
+
+@contextmanager
+def busy(what: str) -> Iterator[None]:
+    """A spinner while something of unknown length goes on; nothing is shown when stderr is no terminal."""
+    if not sys.stderr.isatty():
+        yield
+        return
+    from rich.console import Console
+    from rich.markup import escape
+
+    with Console(stderr=True).status(escape(escaped(what))):
+        yield
 
 
 @contextmanager

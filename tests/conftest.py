@@ -29,8 +29,8 @@ class Rng:
     def normal(self, *shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
         return torch.from_numpy(np.asarray(self.np.standard_normal(shape))).to(dtype)
 
-    def uniform(self, *shape: int, low: float = 0.0, high: float = 1.0, dtype: torch.dtype = torch.float32) -> torch.Tensor:
-        return torch.from_numpy(np.asarray(self.np.uniform(low, high, shape))).to(dtype)
+    def uniform(self, *shape: int, low: float = 0.0, high: float = 1.0) -> torch.Tensor:
+        return torch.from_numpy(np.asarray(self.np.uniform(low, high, shape))).float()
 
     def angles(self, *shape: int) -> torch.Tensor:
         return self.uniform(*shape, low=-3.0, high=3.0)
@@ -57,6 +57,6 @@ def golden(request):
             GOLDEN.mkdir(exist_ok=True)
             path.write_text(text)
         assert path.exists(), f"{path} is missing; run pytest --update-golden and review it"
-        assert text == path.read_text(), f"{path.name} differs; if that is meant, run pytest --update-golden and review the diff"
+        assert text == path.read_text(), f"{path.name} differs; if that is meant, pytest --update-golden and review it"
 
     return compare

@@ -1,4 +1,4 @@
-"""Options, environment and memory: a misspelt name is answered with the nearest one; limits are the host's real ones."""
+"""Options, environment and memory: a misspelt name is answered with the nearest one; limits are the real ones."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""Tiny random checkpoints as Hugging Face folders, written by transformers itself: weights, tokenizer, chat template."""
+"""Tiny random checkpoints as Hugging Face folders, written by transformers: weights, tokenizer, chat template."""
 
 import json
 from pathlib import Path
@@ -24,7 +24,8 @@ def tokenizer() -> Any:
     made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     made.decoder = decoders.ByteLevel()
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-    made.train_from_iterator(CORPUS, trainers.BpeTrainer(vocab_size=300, initial_alphabet=alphabet, show_progress=False))
+    trainer = trainers.BpeTrainer(vocab_size=300, initial_alphabet=alphabet, show_progress=False)
+    made.train_from_iterator(CORPUS, trainer)
     made.add_special_tokens(list(SPECIAL))
     return made
 
@@ -33,7 +34,11 @@ def folder(
     path: Path, family: str = "llama", *, seed: int = 0, chat: bool = True, text: bool = True, eos: Any = "<|end|>",
     generation: dict[str, Any] | None = None, **sizes: Any,
 ) -> Path:
-    """Write a checkpoint of "llama" or "qwen3" into `path` and return it.  `eos` is a token's text; None: there is none."""
+    """Write a checkpoint of "llama" or "qwen3" into `path` and return it.
+
+    eos: text of the token that ends an answer, or None.  text=False leaves the tokenizer out, chat=False the template.
+    sizes: settings of config.json that differ from SIZES.
+    """
     import torch
     import transformers
 
@@ -41,7 +46,9 @@ def folder(
     ids = {t: bpe.token_to_id(t) for t in SPECIAL}
     kinds = {"llama": "Llama", "qwen3": "Qwen3"}
     config = getattr(transformers, f"{kinds[family]}Config")(**{
-        "vocab_size": bpe.get_vocab_size(), "bos_token_id": ids["<|bos|>"], "eos_token_id": ids.get(eos), **SIZES, **sizes})
+        "vocab_size": bpe.get_vocab_size(), "bos_token_id": ids["<|bos|>"], "eos_token_id": ids.get(eos),
+        **SIZES, **sizes,
+    })
     with torch.random.fork_rng():
         torch.manual_seed(seed)
         model = getattr(transformers, f"{kinds[family]}ForCausalLM")(config).eval()

@@ -24,7 +24,7 @@ class Kernel:
     when: predicate over (operand types, **params); must be monotone in every dimension, or `widens` is False.
     inplace: result index -> operand name that it overwrites and returns.
     host: operands the vendor op takes as host lists.   fmt: operand name -> required storage format ("nd" if absent).
-    workspace: (operand types, **params) -> temporary bytes.   invariant: a row's result is independent of its batch mates.
+    workspace: (operand types, **params) -> temporary bytes.  invariant: a row is independent of its batch mates.
     """
 
     op: Op

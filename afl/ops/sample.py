@@ -14,6 +14,7 @@ from afl.ir.op import FLOAT32, INT32, Index, T, op
 F64 = frozenset({torch.float64})
 ANY_ID = "2147483647"          # ids from the host are checked against the vocabulary by `embed`
 GREEDY_BELOW = 1e-5            # a temperature below this means argmax
+SLACK = 1e-6                   # of the borders of min_p and top_p: what is equal in decimals is equal in float32 too
 
 
 @op(view_of="logits")
@@ -28,15 +29,15 @@ def edit_logits(
     out = logits.clone()
     real = row >= 0
     r, t = row[real].long(), token[real].long()
-    y = out[r, t] + bias[real]
+    y = torch.where(bias[real] == -torch.inf, -torch.inf, out[r, t] + bias[real])      # a ban holds for inf as well
     out[r, t] = torch.where(y > 0, y / repeat[real], y * repeat[real]) - minus[real]
     return out
 
 
 @op
 def greedy(logits: T[Tensor, "r v", FLOAT32]) -> T[Tensor, "r", INT32]:
-    """The id of the largest logit, the lowest one among equals."""
-    return logits.argmax(-1).to(torch.int32)
+    """The id of the largest logit, the lowest one among equals.  NaN counts as -inf; a row of nothing else gives 0."""
+    return torch.where(logits.isnan(), -torch.inf, logits).argmax(-1).to(torch.int32)
 
 
 @op
@@ -46,30 +47,32 @@ def sample(
 ) -> T[Tensor, "r", INT32]:
     """token = min{i : cumsum(p)_i > u * sum(p)} over the kept tokens, in id order, in float64.
 
-    p = exp((l - max l) / temperature).  Kept are tokens with p >= min_p * max p, of those at least as likely as the
-    k-th likeliest (top_k; ties stay; <= 0 or >= v is off), of those the likeliest whose mass before them is below top_p
-    of what is left (the lower id first among equals; >= 1 is off).  If rounding leaves no such i, the last kept token.
-    A temperature below 1e-5 means `greedy`; such a row is never divided.  A row without a finite maximum is greedy too.
+    p = exp((l - max l) / temperature).  Kept are tokens with p >= min_p * max p; of those the ones whose logit reaches
+    the k-th largest (top_k; ties stay; <= 0 or >= v is off); of those all but the least likely ones that together hold
+    at most 1 - top_p of what is left (among equals the higher id goes first; one token always stays; >= 1 is off).
+    If rounding leaves no such i, the last kept token.  NaN is never chosen.  A temperature below 1e-5 means `greedy`;
+    such a row is never divided.  A row without a finite maximum is greedy too.
     """
     v = logits.shape[1]
-    best = logits.argmax(-1)
-    most = logits.gather(1, best[:, None]).double()
-    plain = (temperature < GREEDY_BELOW) | ~torch.isfinite(most[:, 0])
+    l = torch.where(logits.isnan(), -torch.inf, logits)
+    best = l.argmax(-1)
+    most = l.gather(1, best[:, None]).double()
+    plain = ~(temperature >= GREEDY_BELOW) | ~torch.isfinite(most[:, 0])
     t = torch.where(plain, 1.0, temperature.double())[:, None]
-    p = torch.where(plain[:, None], 0.0, ((logits.double() - most) / t).exp())
-    p[p < min_p.double()[:, None]] = 0.0
+    p = torch.where(plain[:, None], 0.0, ((l.double() - most) / t).exp())
+    p[p < min_p.double().clamp(max=1)[:, None] * (1 - SLACK)] = 0.0
     for i in torch.nonzero((top_k > 0) & (top_k < v) & ~plain)[:, 0].tolist():
-        p[i, p[i] < p[i].topk(int(top_k[i])).values[-1]] = 0.0
+        p[i, l[i] < l[i].topk(int(top_k[i])).values[-1]] = 0.0
     for i in torch.nonzero((top_p < 1) & ~plain)[:, 0].tolist():
-        order = p[i].argsort(descending=True, stable=True)
-        mass = p[i][order].cumsum(0)
-        before = torch.cat([mass.new_zeros(1), mass[:-1]])
-        drop = before >= top_p[i].double() * mass[-1]
-        drop[0] = False
-        p[i, order[drop]] = 0.0
+        rising = l[i].argsort(descending=True, stable=True).flip(0)
+        mass = p[i][rising].cumsum(0)
+        drop = mass <= (1 - top_p[i].double()) * (1 + SLACK) * mass[-1]
+        drop[-1] = False
+        p[i, rising[drop]] = 0.0
     total = p.cumsum(-1)
-    at = (total > u[:, None] * total[:, -1:]).int().argmax(-1)              # the first True, 0 if there is none
-    found = total.gather(1, at[:, None])[:, 0] > u * total[:, -1]
+    goal = u * total[:, -1]
+    at = (total > goal[:, None]).int().argmax(-1)                          # the first True, 0 if there is none
+    found = total.gather(1, at[:, None])[:, 0] > goal
     last = v - 1 - (p > 0).flip(-1).int().argmax(-1)
     return torch.where(plain, best, torch.where(found, at, last)).to(torch.int32)
 

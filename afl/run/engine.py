@@ -19,9 +19,10 @@ from afl.errors import RequestError
 from afl.run.load import set_threads
 from afl.run.logprobs import TokenLogprobs, top_logprobs
 from afl.run.memory import size_pool
-from afl.run.pack import pack, pad
+from afl.run.pack import leaves_of, pack, pad
 from afl.run.programs import greedy_program, sample_program
 from afl.run.sampling import SampleTable, SamplingParams, pad_rows
+from afl.run.sampling import leaves_of as sample_leaves
 from afl.sched import Aborted, Arrived, Outputs, Plan, Request, Sampled
 
 
@@ -64,7 +65,7 @@ class Engine:
             self.state = model.init_state(self.pool.blocks, self.pool.block_tokens, config.max_seqs)
         self.leaves = tuple(tree.leaves(self.state))
         self.table = SampleTable(config.max_seqs)
-        self.owner = np.full(config.max_seqs, None, object)       # id whose parameters each device row holds
+        self.owner = np.zeros(config.max_seqs, np.int64)            # number of the request whose parameters each row holds
         self.live: dict[str, tuple[SamplingParams, int, int]] = {}     # id -> parameters, seed, prompt tokens
         self.flight: deque[Flight] = deque()
         self.inbox: list[Any] = []
@@ -122,7 +123,7 @@ class Engine:
         if plan is not None:
             self.flight.append(self._launch(plan))
             self.steps += 1
-        if outputs.finish.any():
+        if np.count_nonzero(outputs.finish):
             for id in outputs.ids[outputs.finish != 0]:
                 self.live.pop(id, None)
         for id, _ in outputs.refused:
@@ -135,8 +136,8 @@ class Engine:
             self._admit(plan)
             batch = pack(plan, self.sched)
             edits, rows = None, None
-            if self.table.special[plan.rows].any():
-                rows, edits = self.table.pack(plan.rows, plan.kv_len, plan.emit, self.sched.tokens)
+            if np.count_nonzero(self.table.special[plan.at]):
+                rows, edits = self.table.pack(plan.at, plan.kv_len, plan.emit, self.sched.tokens)
             token, logits = self._run(batch, rows, edits, len(plan.rows))
         return Flight(plan, token, logits)
 
@@ -154,27 +155,28 @@ class Engine:
             z = program.sizes
             batch = pad(batch, z["tokens"], z["rows"], z["width"])
             rows, edits = (None, None) if rows is None else pad_rows(rows, edits, z["rows"], z["edits"])
-        more = () if rows is None else (*tree.leaves(rows), *tree.leaves(edits))
-        *leaves, token, logits = program(*self.leaves, *tree.leaves(batch), *more)
+        more = () if rows is None else sample_leaves(rows, edits)
+        *leaves, token, logits = program(*self.leaves, *leaves_of(batch), *more)
         self.leaves = leaves
         return token[:r], logits[:r]
 
     def _admit(self, plan: Plan) -> None:
         """Give rows that changed hands the sampling parameters of their request."""
-        new = self.owner[plan.rows] != plan.ids
-        if new.any():
-            for row, id in zip(plan.rows[new].tolist(), plan.ids[new].tolist(), strict=True):
-                params, seed, prompt_tokens = self.live[id]
+        number = self.sched.number[plan.at]
+        new = self.owner[plan.at] != number
+        if np.count_nonzero(new):
+            for i in np.flatnonzero(new).tolist():
+                row, (params, seed, prompt_tokens) = int(plan.rows[i]), self.live[plan.ids[i]]
                 stops = params.stop_ids if params.ignore_eos else (*self.eos_ids, *params.stop_ids)
                 self.table.set(row, params, seed, prompt_tokens, stops)
-                self.owner[row] = id
+                self.owner[row] = number[i]
 
     def _land(self, f: Flight) -> tuple[Sampled, dict[str, TokenLogprobs]]:
         """Wait for a step's tokens and, where asked for, their log-probabilities."""
         token, plan = f.token.numpy(), f.plan
         wanted = {}
-        scored = self.table.scored[plan.rows] & plan.emit
-        for i in np.flatnonzero(scored).tolist() if scored.any() else ():
+        scored = self.table.scored[plan.at] & plan.emit
+        for i in np.flatnonzero(scored).tolist() if np.count_nonzero(scored) else ():
             n = int(self.table.logprobs[plan.rows[i]])
             wanted[plan.ids[i]] = top_logprobs(f.logits[i : i + 1], f.token[i : i + 1], n)[0]
         return Sampled(f.plan.step, token), wanted

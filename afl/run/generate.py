@@ -146,6 +146,8 @@ def _deliver(engine: Engine, result: Any, jobs: dict[str, _Job]) -> Iterator[Pie
             why = reason if reason >= 0 else None
         if finish and job.stream is not None and stopped is None:
             new += job.stream.end(stop_id=token if finish == _STOP else None)
+            if job.stream.stopped is not None:      # the flushed end of a character completed a stop string
+                finish, why = _STOP, job.stream.stopped
         job.text.append(new)
         if finish:
             del jobs[id]

@@ -23,7 +23,7 @@ def top_logprobs(logits: Tensor, token: Tensor, n: int) -> list[TokenLogprobs]:
     own = lp.gather(1, token.long()[:, None])
     rank = (lp >= own).sum(-1)
     n = lp.shape[1] if n < 0 else min(n, lp.shape[1])
-    top = lp.sort(-1, descending=True, stable=True) if n else None
+    top = lp.sort(dim=-1, descending=True, stable=True) if n else None
     out = []
     for i in range(len(lp)):
         best = () if top is None else tuple(zip(top.indices[i, :n].tolist(), top.values[i, :n].tolist(), strict=True))

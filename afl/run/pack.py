@@ -1,31 +1,52 @@
-"""A plan and the scheduler's tables become the model's `Batch`: all in numpy, every array made anew each step."""
+"""A plan and the scheduler's tables become the model's `Batch`: one int32 buffer, made anew each step."""
+
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from afl.models.batch import Batch
-from afl.sched import Plan, SchedState, tokens_for
+from afl.sched import Plan, SchedState
+from afl.sched.loops import compiled
 from afl.types import HostInts
 
 
 def pack(plan: Plan, s: SchedState) -> Batch:
-    """The batch of a plan, unpadded: t = plan.tokens, r = len(plan.rows), w = widest block table."""
-    s_tokens = s.config.block_tokens
-    start, grant, r = plan.start, plan.grant, len(plan.rows)
-    token = tokens_for(s, plan)
-    q_start = np.zeros(r + 1, np.int32)
-    np.cumsum(grant, out=q_start[1:])
-    if len(token) == r:
-        position = start.astype(np.int32)
-        slot = plan.blocks[np.arange(r), start // s_tokens] * s_tokens + start % s_tokens
-    else:
-        within = np.arange(len(token), dtype=np.int32) - np.repeat(q_start[:-1], grant)
-        position = np.repeat(start, grant) + within
-        slot = plan.blocks[np.repeat(np.arange(r), grant), position // s_tokens] * s_tokens + position % s_tokens
-    kv_len = start + grant
-    row = np.where(plan.emit, plan.rows, -1)
-    return batch_of(token, position, slot, q_start, kv_len, plan.blocks, row)
+    """The batch of a plan, unpadded: t = plan.tokens, r = len(plan.rows), w = widest block table.
+
+    Token and slot follow from the tables: slot = block * block_tokens + offset; a token that the host does not know
+    yet is -1 - row, the last one sampled there.
+    """
+    t, r = plan.tokens, len(plan.rows)
+    out = np.empty(3 * t + 3 * r + 1, np.int32)
+    token, position, slot = out[:t], out[t : 2 * t], out[2 * t : 3 * t]
+    kv_len, row, q_start = out[3 * t : 3 * t + r], out[3 * t + r : 3 * t + 2 * r], out[3 * t + 2 * r :]
+    compiled(_fill)(plan.at, plan.start, plan.grant, plan.emit, plan.blocks, s.config.block_tokens, *s.tokens.columns,
+                    token, position, slot, kv_len, row, q_start)
+    whole = torch.from_numpy(out)
+    a, b, c, d, e, f = whole.split_with_sizes((t, t, t, r, r, r + 1))
+    return Batch(a, b, (c,), f, d, (torch.from_numpy(plan.blocks),), e, HostInts.wrap(q_start), HostInts.wrap(kv_len))
+
+
+def _fill(rows, start, grant, emit, blocks, block_tokens, buffer, first, lengths, token, position, slot, kv_len, row, q_start):
+    n = 0
+    for i in range(len(rows)):
+        at, place, known = rows[i], first[rows[i]], lengths[rows[i]]
+        q_start[i] = n
+        for p in range(start[i], start[i] + grant[i]):
+            token[n] = buffer[place + p] if p < known else -1 - at
+            position[n] = p
+            slot[n] = blocks[i, p // block_tokens] * block_tokens + p % block_tokens
+            n += 1
+        kv_len[i] = start[i] + grant[i]
+        row[i] = at if emit[i] else -1
+    q_start[len(rows)] = n
+
+
+def leaves_of(b: Batch) -> tuple[Any, ...]:
+    """The leaves of a batch in tree order, without walking it."""
+    return (b.token, b.position, *b.slot, b.q_start, b.kv_len, *b.blocks, b.state_row, b.q_start_h, b.kv_len_h)
 
 
 def batch_of(

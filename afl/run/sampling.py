@@ -171,6 +171,12 @@ class Edits:
     minus: Tensor              # f32 [m]
 
 
+def leaves_of(rows: SampleRows, edits: Edits) -> tuple[Tensor, ...]:
+    """The leaves of both in tree order, without walking them."""
+    return (rows.temperature, rows.top_k, rows.top_p, rows.min_p, rows.u,
+            edits.row, edits.token, edits.bias, edits.repeat, edits.minus)
+
+
 _NO_EDITS = (np.empty(0, np.int32), np.empty(0, np.int32), *(np.empty(0, np.float32) for _ in range(3)))
 
 
@@ -200,7 +206,7 @@ class SampleTable:
         u = uniforms(self.seed[rows], position)
         columns = (self.temperature[rows], self.top_k[rows], self.top_p[rows], self.min_p[rows], u)
         parts = []
-        if self.edited[rows].any():
+        if np.count_nonzero(self.edited[rows]):
             for i in np.flatnonzero(self.edited[rows] & emit).tolist():
                 row = int(rows[i])
                 ids, bias, repeat, minus = self.edits[row].now(tokens[row])

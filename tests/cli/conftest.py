@@ -4,7 +4,7 @@ import json
 
 import pytest
 import tiny
-from afl_cli.main import app
+from afl_cli.commands import app
 from typer.testing import CliRunner
 
 

@@ -41,10 +41,11 @@ def test_kernels_say_why(afl, llama):
 
 
 def test_memory_adds_up_and_names_the_limit_that_holds(afl, llama):
-    found = json.loads(afl("inspect", "memory", "--model", llama, "--json", "--kv-blocks", 9, "--block-tokens", 4).stdout)
+    options = ("--model", llama, "--kv-blocks", 9, "--block-tokens", 4)
+    found = json.loads(afl("inspect", "memory", "--json", *options).stdout)
     assert found["block_bytes"] == 4 * 2 * 2 * 8 * 2 * 4       # tokens, k and v, heads, channels, layers, bytes
     assert found["max_model_len"] == 36 and found["model_max_len"] == 256
-    assert "36 tokens (the model's 256)" in afl("inspect", "memory", "--model", llama, "--kv-blocks", 9, "--block-tokens", 4).stdout
+    assert "36 tokens (the model's 256)" in afl("inspect", "memory", *options).stdout
 
 
 def test_model_shows_stop_ids_and_tensors(afl, llama):

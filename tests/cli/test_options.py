@@ -28,9 +28,10 @@ def test_help_teaches_by_example(afl, command):
 
 def test_help_of_run_names_every_option(afl):
     text = afl("run", "--help").stdout
-    wanted = """--model --chip --max-tokens --temperature --top-p --top-k --min-p --seed --n --stop --stop-ids --logprobs
-        --system --no-chat --dtype --ignore-eos --max-model-len --max-seqs --max-step-tokens --kv-blocks --block-tokens
-        --eager --checked --depth --threads --json --stats --file --prompt-ids --min-tokens --log --policy""".split()
+    wanted = """--model --chip --max-tokens --temperature --top-p --top-k --min-p --seed --n --stop --stop-ids
+        --logprobs --system --no-chat --dtype --ignore-eos --max-model-len --max-seqs --max-step-tokens --kv-blocks
+        --block-tokens --eager --checked --depth --threads --json --stats --file --prompt-ids --min-tokens
+        --log --policy""".split()
     missing = [o for o in wanted if not re.search(rf"{o}(?![\w-])", text)]
     assert not missing
     assert all(name in text for name in ("cpu", "fcfs", "priority", "smollm2")), "names come from listings"
@@ -119,7 +120,8 @@ def test_prompts_and_lists_that_cannot_be_read(afl, arguments, said):
 
 
 def test_prompt_files():
-    assert [(a.where, a.value) for a in from_lines("one\n\n two \n", "p.txt")] == [("p.txt:1", "one"), ("p.txt:3", " two ")]
+    text = from_lines("one\n\n two \n", "p.txt")
+    assert [(a.where, a.value) for a in text] == [("p.txt:1", "one"), ("p.txt:3", " two ")]
     lines = ['{"prompt": "a"}', '{"prompt": [1, 2]}', '{"messages": [{"role": "user", "content": "b"}]}', "{", "3",
              '{"prompt": "a", "max_tokens": 3}', '{"prompt": 3}', '{"messages": []}', '{"messages": ["x"]}']
     found = from_lines("\n".join(lines), "p.jsonl")

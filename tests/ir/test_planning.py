@@ -6,7 +6,18 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from ir_toys import (
-    PLAIN, TOY, private, t32, toy_both, toy_bump, toy_half, toy_last, toy_pair, toy_row, toy_sum, toy_write,
+    PLAIN,
+    TOY,
+    private,
+    t32,
+    toy_both,
+    toy_bump,
+    toy_half,
+    toy_last,
+    toy_pair,
+    toy_row,
+    toy_sum,
+    toy_write,
 )
 from torch import Tensor
 
@@ -107,7 +118,7 @@ def measured_peak(p):
         return sum(n for at, n in found.items() if at not in given_)
 
     for i, (e, k) in enumerate(zip(g.eqns, p.kernels, strict=True)):
-        args = [None if v is None else env[v].clone() if Copy(i, j) in p.copies else env[v] for j, v in enumerate(e.ins)]
+        args = [v and (env[v].clone() if Copy(i, j) in p.copies else env[v]) for j, v in enumerate(e.ins)]
         out = k.fn(*args, **dict(e.params))
         env.update(zip(e.outs, out if isinstance(out, tuple) else (out,), strict=True))
         extra = k.workspace(*(v and v.type for v in e.ins), **dict(e.params)) if k.workspace else 0

@@ -1,4 +1,10 @@
-"""Sampling on the host, row by row in compiled loops, with the sums of the reference in the reference's order."""
+"""Sampling on the host, row by row in compiled loops.
+
+Whatever the filters, the kept tokens of a row are a top set: those above a border logit, and those equal to it up to
+some id.  So a filter only moves the border, and blocks whose maximum lies below it are never looked at.  Masses are
+added block by block in id order.  Nothing is reassociated and `exp` is our own, so a seed gives the same bits on every
+processor.
+"""
 
 import math
 
@@ -10,92 +16,207 @@ from torch import Tensor
 from afl.chip import F
 from afl.ir.kernel import kernel
 from afl.ops.kernels.loops import dense, f32, f64, i32
-from afl.ops.sample import GREEDY_BELOW, edit_logits, put_tokens, sample, take_tokens
+from afl.ops.sample import GREEDY_BELOW, SLACK, edit_logits, greedy, put_tokens, sample, take_tokens
 
-_exact = njit(cache=True, nogil=True, boundscheck=False)       # sums in order, nothing reassociated
+_exact = njit(cache=True, nogil=True, boundscheck=False)
+
+BLOCK = 64                     # tokens that are skipped or weighed together
+BINS = 2048                    # of weights from 1 down to 2**-64, 32 per octave
+_LOWEST = -700.0               # exp of less is zero: no sum of weights, the largest of which is 1, could tell
+_NOTHING = np.float32(-np.inf)
 
 
 @_exact
-def _row(logits, temperature, top_k, top_p, min_p, u, p):
-    v = logits.shape[0]
-    best = 0
-    for i in range(v):
-        if logits[i] > logits[best] or (logits[i] != logits[i] and logits[best] == logits[best]):
-            best = i
-    most = np.float64(logits[best])
-    if temperature < GREEDY_BELOW or not np.isfinite(most):
-        return best
-    t = np.float64(temperature)
-    low = np.float64(min_p)
-    for i in range(v):
-        x = math.exp((np.float64(logits[i]) - most) / t)
-        p[i] = x if x >= low else 0.0
-    if 0 < top_k < v:
-        cut = np.partition(p, v - top_k)[v - top_k]
-        for i in range(v):
-            if p[i] < cut:
-                p[i] = 0.0
-    if top_p < 1.0:
-        _nucleus(p, np.float64(top_p))
+def _exp(x):
+    """exp(x) for -708 < x <= 0, within 2 units of the last place, in operations that vectorise."""
+    shifted = x * 1.4426950408889634 + 6755399441055744.0          # 1.5 * 2**52: the low bits now hold round(x / ln 2)
+    k = shifted - 6755399441055744.0
+    r = (x - k * 0.6931471803691238) - k * 1.9082149292705877e-10   # |r| <= ln 2 / 2
+    s = r * r
+    q = s * s
+    # Taylor coefficients 1/n!, n = 0 ... 13
+    a = (1.0 + r) + (0.5 + r * 0.16666666666666666) * s
+    b = (0.041666666666666664 + r * 0.008333333333333333) + (0.001388888888888889 + r * 1.984126984126984e-4) * s
+    c = (2.48015873015873e-05 + r * 2.7557319223985893e-06) + (2.755731922398589e-07 + r * 2.505210838544172e-08) * s
+    y = a + q * (b + q * (c + q * (2.08767569878681e-09 + r * 1.6059043836821613e-10)))
+    return np.int64(np.float64(y).view(np.int64) + (np.float64(shifted).view(np.int64) << 52)).view(np.float64)
+
+
+@_exact
+def _tops(x, tops):
+    """The largest logit of each block; NaN is passed over."""
+    v = x.shape[0]
+    for b in range(tops.shape[0]):
+        lo = b * BLOCK
+        m0 = m1 = m2 = m3 = m4 = m5 = m6 = m7 = _NOTHING
+        if lo + BLOCK <= v:
+            for j in range(lo, lo + BLOCK, 8):
+                m0, m1, m2, m3 = max(m0, x[j]), max(m1, x[j + 1]), max(m2, x[j + 2]), max(m3, x[j + 3])
+                m4, m5, m6, m7 = max(m4, x[j + 4]), max(m5, x[j + 5]), max(m6, x[j + 6]), max(m7, x[j + 7])
+        else:
+            for j in range(lo, v):
+                m0 = max(m0, x[j])
+        tops[b] = max(max(max(m0, m1), max(m2, m3)), max(max(m4, m5), max(m6, m7)))
+
+
+@_exact
+def _first(x, tops, value):
+    """The lowest id whose logit is `value`, 0 if there is none."""
+    for b in range(tops.shape[0]):
+        if tops[b] == value:
+            for j in range(b * BLOCK, min(b * BLOCK + BLOCK, x.shape[0])):
+                if x[j] == value:
+                    return j
+    return 0
+
+
+@_exact
+def _kth(x, k, tops):
+    """The k-th largest logit; -inf if fewer than k are numbers."""
+    blocks = tops.shape[0]
+    bound = _NOTHING
+    if k <= blocks:            # k blocks hold a logit that large, so the k-th largest is at least that
+        bound = np.partition(tops, blocks - k)[blocks - k]
+    found, n = np.empty(x.shape[0], np.float32), 0
+    for b in range(blocks):
+        if tops[b] >= bound:
+            for j in range(b * BLOCK, min(b * BLOCK + BLOCK, x.shape[0])):
+                if x[j] >= bound:
+                    found[n] = x[j]
+                    n += 1
+    return np.partition(found[:n], n - k)[n - k] if n >= k else _NOTHING
+
+
+@_exact
+def _weigh(x, most, scale, border, tops, p, sums):
+    """Weights p of the tokens at or above the border, their sum by block, and the sum of all."""
+    v, total = x.shape[0], 0.0
+    for b in range(tops.shape[0]):
+        sums[b] = 0.0
+        if tops[b] < border:
+            continue
+        lo, hi = b * BLOCK, min(b * BLOCK + BLOCK, v)
+        for j in range(lo, hi):
+            z = (np.float64(x[j]) - most) * scale
+            y = _exp(z)
+            p[j] = y if (z > _LOWEST) & (x[j] >= border) else 0.0
+        sums[b] = _sum(p[lo:hi])
+        total += sums[b]
+    return total
+
+
+@_exact
+def _sum(p):
+    n = p.shape[0] // 8 * 8
+    a = b = c = d = e = f = g = h = 0.0
+    for j in range(0, n, 8):
+        a, b, c, d = a + p[j], b + p[j + 1], c + p[j + 2], d + p[j + 3]
+        e, f, g, h = e + p[j + 4], f + p[j + 5], g + p[j + 6], h + p[j + 7]
+    for j in range(n, p.shape[0]):
+        a += p[j]
+    return ((a + e) + (c + g)) + ((b + f) + (d + h))
+
+
+@_exact
+def _bin(p):
+    """Which of BINS a weight lies in; 0 holds the largest."""
+    return min((np.float64(1.0).view(np.int64) - np.float64(p).view(np.int64)) >> 47, BINS - 1)
+
+
+@_exact
+def _nucleus(x, p, sums, tail):
+    """Border logit, and highest id kept among those equal to it, once the least likely tokens up to mass `tail` are gone.
+
+    Whole bins of weights go first; only the bin in which the border lies is sorted.
+    """
+    held, counts = np.zeros(BINS), np.zeros(BINS, np.int64)
+    for b in range(sums.shape[0]):
+        if sums[b] > 0.0:
+            for j in range(b * BLOCK, min(b * BLOCK + BLOCK, x.shape[0])):
+                if p[j] > 0.0:
+                    at = _bin(p[j])
+                    held[at] += p[j]
+                    counts[at] += 1
+    gone = 0.0
+    for at in range(BINS - 1, -1, -1):
+        if counts[at] == 0 or gone + held[at] <= tail:
+            gone += held[at]
+            continue
+        ids, n = np.empty(counts[at], np.int64), 0
+        for b in range(sums.shape[0] - 1, -1, -1):         # the higher of equal ids goes first
+            if sums[b] > 0.0:
+                for j in range(min(b * BLOCK + BLOCK, x.shape[0]) - 1, b * BLOCK - 1, -1):
+                    if p[j] > 0.0 and _bin(p[j]) == at:
+                        ids[n] = j
+                        n += 1
+        for i in ids[np.argsort(x[ids], kind="mergesort")]:
+            gone += p[i]
+            if gone > tail:
+                return x[i], i
+    return np.float32(np.inf), -1
+
+
+@_exact
+def _drop(x, border, last, p, sums):
+    """Take the weight of tokens beyond the border; the sum of what is left."""
     total = 0.0
-    for i in range(v):
-        total += p[i]
-    goal, mass, last = u * total, 0.0, 0
-    for i in range(v):
-        mass += p[i]
-        if mass > goal:
-            return i
-        if p[i] > 0.0:
-            last = i
+    for b in range(sums.shape[0]):
+        if sums[b] > 0.0:
+            lo, hi = b * BLOCK, min(b * BLOCK + BLOCK, x.shape[0])
+            for j in range(lo, hi):
+                p[j] = p[j] if (x[j] > border) | ((x[j] == border) & (j <= last)) else 0.0
+            sums[b] = _sum(p[lo:hi])
+            total += sums[b]
+    return total
+
+
+@_exact
+def _draw(p, sums, goal):
+    """The first id at which the running sum passes `goal`, or the last one that has weight."""
+    run, last = 0.0, 0
+    for b in range(sums.shape[0]):
+        if sums[b] == 0.0:
+            continue
+        lo, hi = b * BLOCK, min(b * BLOCK + BLOCK, p.shape[0])
+        within = run
+        run += sums[b]
+        if run > goal or b == sums.shape[0] - 1:
+            for j in range(lo, hi):
+                within += p[j]
+                if within > goal:
+                    return j
+        for j in range(hi - 1, lo - 1, -1):
+            if p[j] > 0.0:
+                last = j
+                break
     return last
 
 
 @_exact
-def _nucleus(p, top_p):
-    """Zero all but the likeliest tokens that reach top_p of the mass.  Only those above a bound are sorted."""
-    total = 0.0
-    for i in range(p.shape[0]):
-        total += p[i]
-    bound = 1.0
-    while bound > 0.0:
-        bound = bound * 0.1 if bound > 1e-12 else 0.0
-        mass, n = 0.0, 0
-        for i in range(p.shape[0]):
-            if p[i] >= bound and p[i] > 0.0:
-                mass += p[i]
-                n += 1
-        if mass > top_p * total * (1.0 + 1e-9):       # the border lies above the bound, whatever the order of the sum
-            break
-    ids, weights = np.empty(n, np.int64), np.empty(n)
-    n = 0
-    for i in range(p.shape[0]):
-        if p[i] >= bound and p[i] > 0.0:
-            ids[n], weights[n] = i, -p[i]
-            n += 1
-    order = np.argsort(weights, kind="mergesort")
-    # the reference compares with the sum in sorted order, whose tail may lie below the bound: add it in that order
-    goal = top_p * _sorted_total(p, bound, weights, order)
-    kept, mass = 0, 0.0
-    while kept < n and (kept == 0 or mass < goal):
-        mass -= weights[order[kept]]
-        kept += 1
-    for i in range(p.shape[0]):
-        if p[i] < bound:
-            p[i] = 0.0
-    for j in range(kept, n):
-        p[ids[order[j]]] = 0.0
-
-
-@_exact
-def _sorted_total(p, bound, weights, order):
-    total = 0.0
-    for j in order:
-        total -= weights[j]
-    tail = 0.0
-    for i in range(p.shape[0]):
-        if p[i] < bound:
-            tail += p[i]
-    return total + tail
+def _row(x, temperature, top_k, top_p, min_p, u, tops, p, sums):
+    v = x.shape[0]
+    _tops(x, tops)
+    most = _NOTHING
+    for b in range(tops.shape[0]):
+        most = max(most, tops[b])
+    if not temperature >= GREEDY_BELOW or not np.isfinite(most):
+        return _first(x, tops, most)
+    t = np.float64(temperature)
+    border = _NOTHING
+    if min_p > 0.0:
+        least = np.float64(most) + math.log(min(np.float64(min_p), 1.0) * (1.0 - SLACK)) * t
+        border = np.float32(least)
+        if np.float64(border) < least:
+            border = np.nextafter(border, np.float32(np.inf))
+    if 0 < top_k < v:
+        border = max(border, _kth(x, top_k, tops))
+    total = _weigh(x, np.float64(most), 1.0 / t, border, tops, p, sums)
+    if top_p < 1.0:
+        border, last = _nucleus(x, p, sums, (1.0 - np.float64(top_p)) * (1.0 + SLACK) * total)
+        if last < 0:
+            return _first(x, tops, most)
+        total = _drop(x, border, last, p, sums)
+    return _draw(p, sums, u * total)
 
 
 @_exact
@@ -103,9 +224,10 @@ def _rows(r, v, pl, pt, pk, pp, pm, pu, po):
     logits, out = carray(f32(pl), (r, v)), carray(i32(po), (r,))
     temperature, top_k = carray(f32(pt), (r,)), carray(i32(pk), (r,))
     top_p, min_p, u = carray(f32(pp), (r,)), carray(f32(pm), (r,)), carray(f64(pu), (r,))
-    p = np.empty(v)
+    blocks = (v + BLOCK - 1) // BLOCK
+    p, tops, sums = np.empty(v), np.empty(blocks, np.float32), np.empty(blocks)
     for i in range(r):
-        out[i] = _row(logits[i], temperature[i], top_k[i], top_p[i], min_p[i], u[i], p)
+        out[i] = _row(logits[i], temperature[i], top_k[i], top_p[i], min_p[i], u[i], tops, p, sums)
 
 
 @_exact
@@ -121,6 +243,17 @@ def _put(r, pr, pt, n, pl):
     for i in range(r):
         if row[i] >= 0:
             last[row[i]] = token[i]
+
+
+@kernel(greedy, needs={F.TORCH_CPU}, name="numpy")
+def _greedy(logits: Tensor) -> Tensor:
+    """numpy's argmax is vector code (torch's is not) and finds NaN first; such rows are searched again."""
+    x = logits.numpy()
+    at = x.argmax(1)
+    bad = np.flatnonzero(np.isnan(x[np.arange(len(x)), at]))
+    if bad.size:
+        at[bad] = np.where(np.isnan(x[bad]), -np.inf, x[bad]).argmax(1)
+    return torch.from_numpy(at.astype(np.int32))
 
 
 @kernel(sample, needs={F.NUMBA}, name="numba")

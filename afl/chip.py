@@ -25,7 +25,7 @@ class Limits:
 
     memory_bytes: int = 0
     block_tokens: tuple[int, tuple[int, ...]] = (16, ())   # default, allowed (empty = any number from 1 on)
-    graph_streams: int = 0                                 # captured graphs alive at a time; 0 = the chip cannot capture
+    graph_streams: int = 0                                 # captured graphs alive at a time; 0 = no capture
     unified_memory: bool = False                           # device memory is host memory
 
 
@@ -85,8 +85,9 @@ def registered() -> dict[str, Chip]:
 def names() -> list[str]:
     """Names of the chips in this package, read from the file listing without importing them."""
     folder = Path(__file__).parent / "ops" / "chips"
-    files = (p.stem for p in folder.glob("*.py") if p.stem != "__init__")
-    return sorted({s[1:] if s[:1] == "a" and s[1:2].isdigit() and s[1:].endswith("p") else s for s in files} | set(_CHIPS))
+    files = {p.stem for p in folder.glob("*.py") if p.stem != "__init__"}
+    # a module's name cannot begin with a digit: a310p.py holds the chip 310p
+    return sorted({s[1:] if s[:1] == "a" and s[1:2].isdigit() and s.endswith("p") else s for s in files} | set(_CHIPS))
 
 
 def get(name: str) -> Chip:

@@ -50,8 +50,8 @@ class EngineConfig:
             if not low <= value <= high:
                 rows.append(f"{name} is {value}, must be {low} to {high}")
         if self.max_step_tokens < self.max_seqs and 1 <= self.max_step_tokens:
-            rows.append(f"max_step_tokens ({self.max_step_tokens}) is below max_seqs ({self.max_seqs}): a step could not give every "
-                        "running request a token; raise the one or lower the other")
+            rows.append(f"max_step_tokens ({self.max_step_tokens}) is below max_seqs ({self.max_seqs}): a step could "
+                        "not give every running request a token; raise the one or lower the other")
         if rows:
             raise ConfigError(violations("options that do not hold", rows))
 
@@ -76,7 +76,8 @@ def environment() -> Mapping[str, str]:
 
 def plugins_enabled(environ: Mapping[str, str] | None = None) -> bool:
     """False when AFL_PLUGINS is off."""
-    return (environment() if environ is None else environ).get("AFL_PLUGINS", "on").lower() not in ("off", "0", "no", "false")
+    value = (environment() if environ is None else environ).get("AFL_PLUGINS", "on")
+    return value.lower() not in ("off", "0", "no", "false")
 
 
 def unknown_variables(environ: Mapping[str, str] | None = None) -> list[str]:
@@ -90,7 +91,7 @@ def unknown_variables(environ: Mapping[str, str] | None = None) -> list[str]:
 
 
 def available_memory(root: Path = Path("/")) -> int:
-    """Bytes of host memory that this process can still use: MemAvailable, capped by the cgroup's limit minus its use."""
+    """Bytes of host memory that this process can still use: MemAvailable, capped by what its cgroups have left."""
     free = 1 << 62
     try:
         for row in (root / "proc/meminfo").read_text().splitlines():

@@ -35,7 +35,7 @@ def engine(seeded: bool):
 def main() -> None:
     torch.set_num_threads(2)
     require_idle()
-    null_chip()
+    null_chip(ROWS)
     rows = {}
     for seeded in (False, True):
         name = "seeded" if seeded else "greedy"

@@ -28,5 +28,5 @@ class Rng:
         return torch.from_numpy(self._rng.integers(low, high, shape, np.int32))
 
     def permutation(self, n: int) -> Tensor:
-        """The numbers 0 ... n-1 in random order, int64."""
-        return torch.from_numpy(self._rng.permutation(n))
+        """The numbers 0 ... n-1 in random order, int32."""
+        return torch.from_numpy(self._rng.permutation(n).astype(np.int32))

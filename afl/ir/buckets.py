@@ -57,7 +57,7 @@ def probes(r: Range) -> tuple[dict[str, int], ...]:
     common by accident (two equal sizes, a shared divisor).
 
     >>> probes({"tokens": (2, 8192), "rows": (1, 256)})
-    ({'tokens': 2, 'rows': 1}, {'tokens': 8192, 'rows': 256}, {'tokens': 127, 'rows': 17})
+    ({'tokens': 2, 'rows': 1}, {'tokens': 8192, 'rows': 256}, {'tokens': 127, 'rows': 13})
     """
     low, high = {n: lo for n, (lo, _) in r.items()}, {n: hi for n, (_, hi) in r.items()}
     middle: dict[str, int] = {}

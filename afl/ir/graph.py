@@ -106,7 +106,8 @@ def show_html(g: Graph) -> str:
         )
     head = "<tr><th>result</th><th>op</th><th>operands</th><th>parameters</th><th>source</th></tr>"
     title = f"{len(g.ins)} inputs, {len(g.eqns)} equations, {len(g.outs)} results"
-    return f"<details open><summary>{title}</summary><table style='text-align:left'>{head}{''.join(rows)}</table></details>"
+    table = f"<table style='text-align:left'>{head}{''.join(rows)}</table>"
+    return f"<details open><summary>{title}</summary>{table}</details>"
 
 
 def _operand_html(v: Var | None, n: Mapping[Var, str]) -> str:

@@ -27,6 +27,7 @@ from afl.ir.rewrite import Rule
 from afl.ir.trace import Checked, Eager, trace, using
 from afl.types import type_of
 
+MOST_RECENT = 4096
 TAGS = {"params": "param", "state": "state", "batch": "batch"}     # arguments that are tagged by their name
 
 
@@ -113,6 +114,7 @@ class Jitted:
         self.reasons: dict[int, str] = {}               # range index -> why one program does not cover it
         self._programs: dict[Any, Program] = {}
         self._bound: dict[Any, BoundProgram] = {}
+        self._recent: dict[Any, BoundProgram] = {}      # sizes asked for lately, so that a step costs one look-up
         self._params: tuple[Any, ...] = ()              # the parameter trees that programs are bound to
         self._leaves: list[Any] = []
         self._param_key: Any = None
@@ -124,7 +126,7 @@ class Jitted:
         """Fix the parameter trees.  The same objects again cost nothing; others bind all programs anew."""
         if len(params) != len(self._params) or any(a is not b for a, b in zip(params, self._params, strict=True)):
             self._leaves, structure = tree.flatten(params)
-            self._params, self._bound = params, {}
+            self._params, self._bound, self._recent = params, {}, {}
             self._param_key = (structure, *map(type_of, self._leaves))
             self._param_homes = {_home(x): "the parameters" for x in self._leaves}
         return self
@@ -135,6 +137,16 @@ class Jitted:
         With a ladder it is that of the next bucket (`.sizes` says which, the caller pads); sizes beyond the largest
         bucket get a program of their own.  The parameters must have been given to `bind`.
         """
+        key = tuple(sizes.items())
+        found = self._recent.get(key)
+        if found is None:
+            found = self._find(sizes)
+            if len(self._recent) >= MOST_RECENT:
+                self._recent.clear()
+            self._recent[key] = found
+        return found
+
+    def _find(self, sizes: Sizes) -> BoundProgram:
         o = self.options
         if o.eager:
             raise ConfigError("eager was asked for: nothing is traced; call the function on trees")
@@ -165,7 +177,7 @@ class Jitted:
             self._count(f"sizes {show_sizes(fixed or sizes)}")
             made = self._compile(fixed) if fixed is not None else self._widen(key)
             if made is None:
-                return self.program(**sizes)
+                return self._find(sizes)
             self._programs[key] = made
         bound = attrs.evolve(made.bind(self._leaves), sizes=fixed)
         self._bound[key] = bound

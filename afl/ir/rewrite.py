@@ -14,10 +14,10 @@ parameters.  The pattern is recorded without types, so its parameters may be unk
     NORM_QUANT = Rule(pattern, fused, when=lambda x: x.dtype in HALF)
 """
 
+import functools
 import inspect
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
-from functools import cached_property
 from typing import Any
 
 import attrs
@@ -90,7 +90,7 @@ class Rule:
             if strange:
                 raise GraphError(f"rule {self.name!r}: {sorted(strange)} are no parameters of the pattern")
 
-    @cached_property
+    @functools.cached_property
     def recorded(self) -> Pattern:
         """The pattern as equations between wildcards."""
         p = _record(self.pattern)
@@ -98,7 +98,7 @@ class Rule:
             raise GraphError(f"rule {self.name!r}: a pattern returns results of its ops, never a wildcard")
         return p
 
-    @cached_property
+    @functools.cached_property
     def introduced(self) -> tuple[Op, ...]:
         """Ops of the replacement that the pattern does not have."""
         had = {e.op for e in self.recorded.eqns}
@@ -368,5 +368,6 @@ def _record(fn: Callable[..., Any]) -> Pattern:
     return Pattern(tuple(record.eqns), tuple(x.node for x in tree.leaves(out)))
 
 
-def _names(fn: Callable[..., Any]) -> list[str]:
-    return list(inspect.signature(fn).parameters)
+@functools.cache
+def _names(fn: Callable[..., Any]) -> tuple[str, ...]:
+    return tuple(inspect.signature(fn).parameters)

@@ -119,7 +119,8 @@ def check_results(op: Op, kernel: str, out: Any, want: tuple[TensorType, ...]) -
     outs = out if isinstance(out, tuple) else (out,)
     got = tuple(type_of(x) for x in outs)
     if got != want:
-        raise CheckFailed(f"{op.name}/{kernel} returned {', '.join(map(str, got))}; its rule says {', '.join(map(str, want))}")
+        given, said = ", ".join(map(str, got)), ", ".join(map(str, want))
+        raise CheckFailed(f"{op.name}/{kernel} returned {given}; its rule says {said}")
     for i, x in enumerate(outs):
         if x.is_floating_point() and not op.name.startswith("edit_") and bool(torch.isnan(x).any()):
             raise CheckFailed(f"{op.name}/{kernel}: result {i} holds NaN")
@@ -131,7 +132,7 @@ def _types(op: Op, args: tuple[Any, ...]) -> tuple[Type | None, ...]:
     except TypeError as e:
         raise TraceError(
             f"{op.name}: {e}; outside of tracing, operands are tensors or HostInts"
-            + (" (a traced value was used after its trace had ended)" if any(isinstance(x, Traced) for x in args) else "")
+            + " (a traced value was used after its trace had ended)" * any(isinstance(x, Traced) for x in args)
         ) from None
 
 
@@ -190,13 +191,15 @@ class Traced:
         return _OPERATORS["getitem"](self, key=_slices(key))
 
     def reshape(self, *shape: int) -> Any:
-        return _OPERATORS["reshape"](self, shape=tuple(shape[0] if len(shape) == 1 and isinstance(shape[0], tuple) else shape))
+        sizes = shape[0] if len(shape) == 1 and isinstance(shape[0], tuple) else shape
+        return _OPERATORS["reshape"](self, shape=tuple(sizes))
 
     def to(self, dtype: torch.dtype) -> Any:
         return self if dtype == self.dtype else _OPERATORS["cast"](self, dtype=dtype)
 
     def __bool__(self) -> bool:
-        raise TraceError(self._refuse("a branch on a traced value", "use a masked op, or make the choice a static parameter"))
+        instead = "use a masked op, or make the choice a static parameter"
+        raise TraceError(self._refuse("a branch on a traced value", instead))
 
     def item(self) -> Any:
         raise TraceError(self._refuse("item()", "pass the number as HostInts or as a static parameter"))
@@ -212,7 +215,8 @@ class Traced:
         raise TraceError(self._refuse(f".{name}", "call an op from afl.ops (afl.ir.op.registered() lists them)"))
 
     def _refuse(self, what: str, instead: str) -> str:
-        return f"{what} is not possible while tracing; the value {self.var.type} comes from {self.where}. Instead: {instead}."
+        source = f"the value {self.var.type} comes from {self.where}"
+        return f"{what} is not possible while tracing; {source}. Instead: {instead}."
 
     def __repr__(self) -> str:
         return f"Traced({self.var.type})"
@@ -258,13 +262,15 @@ class Record:
     def var_of(self, op: Op, x: Any) -> Var:
         if isinstance(x, Traced):
             if x._record is not self or not self.open:
-                raise TraceError(f"{op.name}: a traced value was used after its trace had ended; it was made at {x.where}")
+                ended = f"a traced value was used after its trace had ended; it was made at {x.where}"
+                raise TraceError(f"{op.name}: {ended}")
             return x.var
         if isinstance(x, torch.Tensor | HostInts):
             if id(x) not in self.consts:
                 self.consts[id(x)] = (Var(type_of(x), "const"), x)
             return self.consts[id(x)][0]
-        raise TraceError(f"{op.name}: operand of type {type(x).__name__}; operands are tensors, parameters are keywords")
+        kind = type(x).__name__
+        raise TraceError(f"{op.name}: operand of type {kind}; operands are tensors, parameters are keywords")
 
 
 def caller() -> str:
@@ -333,5 +339,6 @@ def trace(fn: Callable[..., Any], *args: Any, tags: tuple[str, ...] = (), **stat
 
 
 __all__ = [
-    "Checked", "Eager", "HostIntsType", "Record", "Traced", "TracedGraph", "chips", "current", "operator", "trace", "using",
+    "Checked", "Eager", "HostIntsType", "Record", "Traced", "TracedGraph", "chips", "current", "operator", "trace",
+    "using",
 ]

@@ -91,10 +91,10 @@ class Params:
 
 
 def params(c: Config) -> Params:
-    at = "model.layers.{i}."
+    at, heads = "model.layers.{i}.", {"q": c.h * c.e, "k": c.k * c.e, "v": c.k * c.e}
     layer = Layer(
         attn_norm=gamma(c.d, at + "input_layernorm"),  # type: ignore[arg-type]
-        qkv=dense(c.d, {"q": c.h * c.e, "k": c.k * c.e, "v": c.k * c.e}, at + "self_attn.*_proj", ("heads", None), c.bias),
+        qkv=dense(c.d, heads, at + "self_attn.*_proj", ("heads", None), c.bias),
         q_norm=gamma(c.e, at + "self_attn.q_norm") if c.qk_norm else None,  # type: ignore[arg-type]
         k_norm=gamma(c.e, at + "self_attn.k_norm") if c.qk_norm else None,  # type: ignore[arg-type]
         out=dense(c.h * c.e, {"o": c.d}, at + "self_attn.*_proj", (None, "heads"), c.bias),
@@ -102,7 +102,8 @@ def params(c: Config) -> Params:
         gate_up=dense(c.d, {"gate": c.f, "up": c.f}, at + "mlp.*_proj", ("ffn", None), c.mlp_bias),
         down=dense(c.f, {"down": c.d}, at + "mlp.*_proj", (None, "ffn"), c.mlp_bias),
     )
-    table = ParamSpec((c.v, c.d), "head.weight" if c.tied else "embed.weight", ("model.embed_tokens.weight",), ("vocab", None))
+    role = "head.weight" if c.tied else "embed.weight"
+    table = ParamSpec((c.v, c.d), role, ("model.embed_tokens.weight",), ("vocab", None))
     head = None if c.tied else ParamSpec((c.v, c.d), "head.weight", ("lm_head.weight",), ("vocab", None))
     return Params(table, repeat(layer, c.layers), gamma(c.d, "model.norm"), head)  # type: ignore[arg-type]
 
@@ -131,7 +132,10 @@ def step(p: Params, state: ModelState, batch: Batch, *, c: Config) -> tuple[Mode
     r = embed(batch.token, p.embed)                                               # [t d]
     x, new = None, []
     for layer, cache in zip(p.layers, state.caches, strict=True):
-        y, r = (rms_norm(r, layer.attn_norm, eps=c.eps), r) if x is None else add_rms_norm(x, r, layer.attn_norm, eps=c.eps)
+        if x is None:
+            y = rms_norm(r, layer.attn_norm, eps=c.eps)
+        else:
+            y, r = add_rms_norm(x, r, layer.attn_norm, eps=c.eps)
         cache, x = attention(layer, y, cache, batch, cos, sin, c=c)
         y, r = add_rms_norm(x, r, layer.mlp_norm, eps=c.eps)
         x = mlp(layer, y)

@@ -1,4 +1,4 @@
-"""Qwen3 dense decoder (Yang et al. 2025, arXiv:2505.09388): Llama's block with per-head norms of q and k, own head size."""
+"""Qwen3 dense decoder (Yang et al. 2025, arXiv:2505.09388): Llama's block with norms of q and k per head."""
 
 from collections.abc import Mapping
 from typing import Any

@@ -37,7 +37,8 @@ def rope_of(j: Mapping[str, Any], e: int, theta: float = 10000.0) -> Rope:
     part = scaling.get("partial_rotary_factor", j.get("partial_rotary_factor", 1.0))
     width = int(e * part)
     if width < 2 or width % 2:
-        raise ConfigError(f"heads of {e} channels with partial_rotary_factor {part} rotate {width} channels; must be even, 2 or more")
+        rotated = f"heads of {e} channels with partial_rotary_factor {part} rotate {width} channels"
+        raise ConfigError(f"{rotated}; must be even, 2 or more")
     inv = [base ** (-2 * i / width) for i in range(width // 2)]
     kind = scaling.get("rope_type", scaling.get("type")) or "default"
     if kind not in _KINDS:

@@ -64,7 +64,8 @@ def _(x: TensorType, *, shape: tuple[int, ...]) -> TensorType:
     known = 1
     for s in shape:
         known *= s if s != -1 else 1
-    if shape.count(-1) > 1 or (known == 0 and -1 in shape) or (total % max(known, 1) if -1 in shape else total != known):
+    fits = known > 0 and total % known == 0 if -1 in shape else total == known
+    if shape.count(-1) > 1 or not fits:
         raise TypeRuleError(f"cannot reshape {list(x.shape)} to {list(shape)}")
     return TensorType(tuple(total // max(known, 1) if s == -1 else s for s in shape), x.dtype)
 

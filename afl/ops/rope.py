@@ -32,7 +32,8 @@ def _(position: TensorType, *, inv_freq: tuple[float, ...], scale: float) -> tup
 
 @op
 def rope(
-    x: T[Tensor, "t h e", FLOAT], cos: T[Tensor, "t p", FLOAT32], sin: T[Tensor, "t p", FLOAT32], *, interleaved: bool = False
+    x: T[Tensor, "t h e", FLOAT], cos: T[Tensor, "t p", FLOAT32], sin: T[Tensor, "t p", FLOAT32], *,
+    interleaved: bool = False,
 ) -> T[Tensor, "t h e", "x"]:
     """Rotate the first 2p channels of each head by per-token angles; remaining channels pass through.
 
@@ -50,7 +51,8 @@ def rope(
 @rope.rule
 def _(x: TensorType, cos: TensorType, sin: TensorType, *, interleaved: bool) -> TensorType:
     if 2 * cos.shape[1] > x.shape[2]:
-        raise TypeRuleError(f"angles of width {cos.shape[1]} rotate {2 * cos.shape[1]} channels, a head has {x.shape[2]}")
+        p, e = cos.shape[1], x.shape[2]
+        raise TypeRuleError(f"angles of width {p} rotate {2 * p} channels, a head has {e}")
     return x
 
 

@@ -19,7 +19,8 @@ SLACK = 1e-6                   # of the borders of min_p and top_p: what is equa
 
 @op(view_of="logits")
 def edit_logits(
-    logits: T[Tensor, "r v", FLOAT32], row: T[Tensor, "m", INT32, Index("r", none=True)], token: T[Tensor, "m", INT32, Index("v")],
+    logits: T[Tensor, "r v", FLOAT32],
+    row: T[Tensor, "m", INT32, Index("r", none=True)], token: T[Tensor, "m", INT32, Index("v")],
     bias: T[Tensor, "m", FLOAT32], repeat: T[Tensor, "m", FLOAT32], minus: T[Tensor, "m", FLOAT32],
 ) -> T[Tensor, "r v", "logits"]:
     """Sparse edits, at most one per (row, token): y = l + bias; y = y / repeat if y > 0 else y * repeat; y - minus.
@@ -54,17 +55,17 @@ def sample(
     such a row is never divided.  A row without a finite maximum is greedy too.
     """
     v = logits.shape[1]
-    l = torch.where(logits.isnan(), -torch.inf, logits)
-    best = l.argmax(-1)
-    most = l.gather(1, best[:, None]).double()
+    x = torch.where(logits.isnan(), -torch.inf, logits)
+    best = x.argmax(-1)
+    most = x.gather(1, best[:, None]).double()
     plain = ~(temperature >= GREEDY_BELOW) | ~torch.isfinite(most[:, 0])
     t = torch.where(plain, 1.0, temperature.double())[:, None]
-    p = torch.where(plain[:, None], 0.0, ((l.double() - most) / t).exp())
+    p = torch.where(plain[:, None], 0.0, ((x.double() - most) / t).exp())
     p[p < min_p.double().clamp(max=1)[:, None] * (1 - SLACK)] = 0.0
     for i in torch.nonzero((top_k > 0) & (top_k < v) & ~plain)[:, 0].tolist():
-        p[i, l[i] < l[i].topk(int(top_k[i])).values[-1]] = 0.0
+        p[i, x[i] < x[i].topk(int(top_k[i])).values[-1]] = 0.0
     for i in torch.nonzero((top_p < 1) & ~plain)[:, 0].tolist():
-        rising = l[i].argsort(descending=True, stable=True).flip(0)
+        rising = x[i].argsort(descending=True, stable=True).flip(0)
         mass = p[i][rising].cumsum(0)
         drop = mass <= (1 - top_p[i].double()) * (1 + SLACK) * mass[-1]
         drop[-1] = False
@@ -78,7 +79,9 @@ def sample(
 
 
 @op
-def take_tokens(token: T[Tensor, "t", INT32, Index(ANY_ID, low="n")], last: T[Tensor, "n", INT32]) -> T[Tensor, "t", INT32]:
+def take_tokens(
+    token: T[Tensor, "t", INT32, Index(ANY_ID, low="n")], last: T[Tensor, "n", INT32]
+) -> T[Tensor, "t", INT32]:
     """token where it is an id; a code -1 - row stands for last[row]."""
     coded = token < 0
     return torch.where(coded, last[torch.where(coded, -1 - token, 0).long()], token)
@@ -101,7 +104,8 @@ def _i32(*values: int) -> Tensor:
 
 @edit_logits.cases
 def _(rng: Any) -> Any:
-    yield rng.normal(3, 7), _i32(0, 2, -1, 2), _i32(6, 0, 3, 1), rng.normal(4), rng.normal(4).abs() + 1, rng.normal(4), {}
+    repeat = rng.normal(4).abs() + 1
+    yield rng.normal(3, 7), _i32(0, 2, -1, 2), _i32(6, 0, 3, 1), rng.normal(4), repeat, rng.normal(4), {}
     yield rng.normal(2, 5), _i32(1), _i32(4), torch.tensor([-torch.inf]), torch.ones(1), torch.zeros(1), {}
     yield rng.normal(2, 5), _i32(), _i32(), *(torch.empty(0) for _ in range(3)), {}
 
@@ -109,7 +113,7 @@ def _(rng: Any) -> Any:
 @greedy.cases
 def _(rng: Any) -> Any:
     yield rng.normal(3, 7), {}
-    yield torch.tensor([[1.0, 3.0, 3.0], [-torch.inf] * 3]), {}
+    yield torch.tensor([[1.0, 3.0, 3.0], [-torch.inf] * 3, [2.0, torch.nan, 1.0], [torch.nan] * 3]), {}
 
 
 @sample.cases
@@ -119,6 +123,10 @@ def _(rng: Any) -> Any:
         pick = rng.permutation(r)
         yield (rng.normal(r, v) * 3, torch.tensor([0.7, 0.0, 1.5, -1.0, 1.0, 2.0])[:r].contiguous(), pick * 9 - 1,
                (pick % 3).float() / 3 + 0.34, (pick % 2) * 0.02, u, {})
+    odd = torch.cat([(rng.normal(2, 200) * 2).round(), torch.full((3, 200), -torch.inf)])      # ties, bans, NaN
+    odd[2, 130], odd[3, ::3], odd[4] = 1.0, torch.nan, torch.nan
+    yield (odd, torch.full((5,), 0.8), _i32(0, 20, 3, 70, 5), torch.tensor([0.5, 0.9, 0.5, 0.5, 0.5]), torch.zeros(5),
+           torch.linspace(0.1, 0.9, 5).double(), {})
 
 
 @take_tokens.cases

@@ -49,6 +49,7 @@ class Engine:
 
     def __init__(self, model: Any, config: EngineConfig | None = None) -> None:
         config = config or model.config
+        assert config is not None
         self.threads = set_threads(config.threads)
         self.pool = size_pool(model.caches, model.c.max_len, model.chip, model.dtype, config, configs.available_memory())
         self.model = attrs.evolve(model, config=config)
@@ -151,14 +152,14 @@ class Engine:
         if rows is not None:
             sizes["edits"] = len(edits.row)
         program = jitted.program(**sizes)
-        if program.sizes is not None:
-            z = program.sizes
+        z = program.sizes
+        if z is not None:
             batch = pad(batch, z["tokens"], z["rows"], z["width"])
             rows, edits = (None, None) if rows is None else pad_rows(rows, edits, z["rows"], z["edits"])
         more = () if rows is None else sample_leaves(rows, edits)
         *leaves, token, logits = program(*self.leaves, *leaves_of(batch), *more)
         self.leaves = leaves
-        return token[:r], logits[:r]
+        return (token, logits) if z is None else (token[:r], logits[:r])
 
     def _admit(self, plan: Plan) -> None:
         """Give rows that changed hands the sampling parameters of their request."""

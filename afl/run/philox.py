@@ -38,7 +38,8 @@ def uniforms_plain(seed: np.ndarray, position: np.ndarray, purpose: int = SAMPLE
     """The same in plain numpy."""
     seed, position = np.asarray(seed, np.uint64), np.asarray(position, np.uint64)
     zero = np.zeros(len(seed), np.uint64)
-    w = philox(np.stack([zero, position & _LOW, zero + np.uint64(purpose), zero], 1), np.stack([seed & _LOW, seed >> np.uint64(32)], 1))
+    counter = np.stack([zero, position & _LOW, zero + np.uint64(purpose), zero], 1)
+    w = philox(counter, np.stack([seed & _LOW, seed >> np.uint64(32)], 1))
     high, low = (w[:, 0] >> 6).astype(np.uint64), (w[:, 1] >> 6).astype(np.uint64)
     return ((high << np.uint64(26) | low).astype(np.float64) + 0.5) * 2.0**-52
 

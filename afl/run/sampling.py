@@ -15,12 +15,24 @@ from afl.run.philox import uniforms
 from afl.tree import struct
 
 
-def _ids(values: Any) -> tuple[int, ...]:
-    return tuple(values)
+def _ids(values: Any) -> Any:
+    """A tuple of plain values; what is no sequence stays for `validate` to name."""
+    if isinstance(values, np.ndarray):
+        return tuple(values.tolist())
+    return tuple(values) if isinstance(values, list | tuple | set | frozenset | range) else values
 
 
-def _words(values: Any) -> tuple[tuple[int, ...], ...]:
-    return tuple(tuple(w) for w in values)
+def _words(values: Any) -> Any:
+    values = _ids(values)
+    return tuple(_ids(w) for w in values) if isinstance(values, tuple) else values
+
+
+def _stops(values: Any) -> Any:
+    return (values,) if isinstance(values, str) else _ids(values)
+
+
+def _bias(values: Any) -> Any:
+    return dict(values) if isinstance(values, Mapping) else values
 
 
 @attrs.frozen
@@ -41,10 +53,10 @@ class SamplingParams:
     repetition_penalty: float = 1.0
     frequency_penalty: float = 0.0
     presence_penalty: float = 0.0
-    logit_bias: Mapping[int, float] = attrs.field(factory=dict, converter=dict)
+    logit_bias: Mapping[int, float] = attrs.field(factory=dict, converter=_bias)
     bad_words_ids: tuple[tuple[int, ...], ...] = attrs.field(default=(), converter=_words)
     min_tokens: int = 0
-    stop: tuple[str, ...] = attrs.field(default=(), converter=lambda s: (s,) if isinstance(s, str) else tuple(s))
+    stop: tuple[str, ...] = attrs.field(default=(), converter=_stops)
     stop_ids: tuple[int, ...] = attrs.field(default=(), converter=_ids)
     ignore_eos: bool = False
     include_stop: bool = False
@@ -59,17 +71,20 @@ class SamplingParams:
         Greedy unless the config says do_sample or the caller gives a temperature, top_k, top_p or min_p.
         """
         known = [f.name for f in attrs.fields(cls)]
-        bad = [f"unknown sampling option {k!r}" + (f"; did you mean {near[0]!r}?" if (near := nearest(k, known)) else "")
-               for k in given if k not in known]
+        bad = [
+            f"unknown sampling option {k!r}" + (f"; did you mean {near[0]!r}?" if (near := nearest(k, known)) else "")
+            for k in given if k not in known
+        ]
         if bad:
             raise RequestError(violations("unknown sampling options", bad))
         given = {k: v for k, v in given.items() if v is not None}
         g = {k: v for k, v in generation_config.items() if isinstance(v, int | float) and not isinstance(v, bool)}
-        found: dict[str, Any] = {"max_tokens": g.get("max_new_tokens"), "repetition_penalty": g.get("repetition_penalty", 1.0)}
+        found: dict[str, Any] = {"max_tokens": g.get("max_new_tokens")}
+        found |= {"repetition_penalty": g.get("repetition_penalty", 1.0)}
         draws = generation_config.get("do_sample") is True
         if draws:
-            found |= {"temperature": g.get("temperature", 1.0), "top_k": g.get("top_k", 0), "top_p": g.get("top_p", 1.0),
-                      "min_p": g.get("min_p", 0.0)}
+            found |= {"temperature": g.get("temperature", 1.0), "top_k": g.get("top_k", 0)}
+            found |= {"top_p": g.get("top_p", 1.0), "min_p": g.get("min_p", 0.0)}
         if "temperature" not in given and not draws and {"top_k", "top_p", "min_p"} & set(given):
             found["temperature"] = 1.0
         return cls(**{**found, **given})
@@ -95,7 +110,7 @@ class SamplingParams:
 
     def child(self, i: int) -> "SamplingParams":
         """The parameters of sample i of n."""
-        return self if self.n == 1 else attrs.evolve(self, n=1, seed=None if self.seed is None else self.seed + i)
+        return attrs.evolve(self, n=1, seed=None if self.seed is None else (self.seed + i) % (1 << 64))
 
     def validate(self, vocab: int, max_model_len: int) -> None:
         """Raise RequestError with everything that does not hold for a vocabulary of `vocab` ids."""
@@ -103,13 +118,22 @@ class SamplingParams:
 
         def number(name: str, low: float, high: float, above: bool = False) -> None:
             x = getattr(self, name)
-            if isinstance(x, bool) or not isinstance(x, int | float) or not math.isfinite(x) or not low <= x <= high or (above and x == low):
-                rows.append(f"{name} is {x!r}; must be a number {'above' if above else 'from'} {low:g}{f' to {high:g}' if high < 1e30 else ''}")
+            if not _is_number(x) or not low <= x <= high or (above and x == low):
+                to = f" to {high:g}" if high < 1e30 else ""
+                rows.append(f"{name} is {x!r}; must be a number {'above' if above else 'from'} {low:g}{to}")
 
         def whole(name: str, low: int, high: int) -> None:
             x = getattr(self, name)
-            if isinstance(x, bool) or not isinstance(x, int) or not low <= x <= high:
+            if not _is_int(x) or not low <= x <= high:
                 rows.append(f"{name} is {x!r}; must be an integer from {low} to {high}")
+
+        def ids(name: str, values: Any) -> None:
+            if not isinstance(values, tuple):
+                rows.append(f"{name} holds {values!r}; must be a list of token ids")
+                return
+            for id in values:
+                if not _is_int(id) or not 0 <= id < vocab:
+                    rows.append(f"{name} names token id {id!r}; ids go from 0 to {vocab - 1}")
 
         if self.max_tokens is not None:
             whole("max_tokens", 1, 1 << 30)
@@ -121,32 +145,42 @@ class SamplingParams:
         number("repetition_penalty", 0.0, 1e30, above=True)
         number("frequency_penalty", -2.0, 2.0)
         number("presence_penalty", -2.0, 2.0)
-        whole("min_tokens", 0, self.max_tokens if self.max_tokens is not None else max_model_len)
+        most = self.max_tokens
+        whole("min_tokens", 0, min(most, max_model_len) if most is not None and _is_int(most) else max_model_len)
         whole("n", 1, 4096)
         if self.logprobs is not None:
             whole("logprobs", -1, vocab)
         if self.seed is not None:
             whole("seed", 0, (1 << 64) - 1)
-        for id, bias in self.logit_bias.items():
-            rows += _bad_id("logit_bias", id, vocab)
-            if isinstance(bias, bool) or not isinstance(bias, int | float) or not -100 <= bias <= 100:
-                rows.append(f"logit_bias of id {id} is {bias!r}; must be a number from -100 to 100")
-        for id in self.stop_ids:
-            rows += _bad_id("stop_ids", id, vocab)
-        for word in self.bad_words_ids:
-            rows += ["bad_words_ids holds an empty word"] if not word else []
-            for id in word:
-                rows += _bad_id("bad_words_ids", id, vocab)
-        if not all(isinstance(s, str) and s for s in self.stop):
-            rows.append("stop holds an empty or non-text string")
+        for name in ("ignore_eos", "include_stop"):
+            if not isinstance(getattr(self, name), bool):
+                rows.append(f"{name} is {getattr(self, name)!r}; must be true or false")
+        if isinstance(self.logit_bias, Mapping):
+            ids("logit_bias", tuple(self.logit_bias))
+            for id, bias in self.logit_bias.items():
+                if not _is_number(bias) or not -100 <= bias <= 100:
+                    rows.append(f"logit_bias of id {id} is {bias!r}; must be a number from -100 to 100")
+        else:
+            rows.append(f"logit_bias is {self.logit_bias!r}; must map token ids to numbers")
+        ids("stop_ids", self.stop_ids)
+        if isinstance(self.bad_words_ids, tuple):
+            for word in self.bad_words_ids:
+                rows += [] if word != () else ["bad_words_ids holds an empty word"]
+                ids("bad_words_ids", word)
+        else:
+            rows.append(f"bad_words_ids is {self.bad_words_ids!r}; must be a list of lists of token ids")
+        if not isinstance(self.stop, tuple) or not all(isinstance(s, str) and s for s in self.stop):
+            rows.append(f"stop is {self.stop!r}; must be strings that are not empty")
         if rows:
             raise RequestError(violations("the request does not hold", rows))
 
 
-def _bad_id(name: str, id: Any, vocab: int) -> list[str]:
-    if isinstance(id, int) and not isinstance(id, bool) and 0 <= id < vocab:
-        return []
-    return [f"{name} names token id {id!r}; ids go from 0 to {vocab - 1}"]
+def _is_int(x: Any) -> bool:
+    return isinstance(x, int) and not isinstance(x, bool)
+
+
+def _is_number(x: Any) -> bool:
+    return isinstance(x, int | float) and not isinstance(x, bool) and math.isfinite(x)
 
 
 @struct
@@ -177,7 +211,7 @@ def leaves_of(rows: SampleRows, edits: Edits) -> tuple[Tensor, ...]:
             edits.row, edits.token, edits.bias, edits.repeat, edits.minus)
 
 
-_NO_EDITS = (np.empty(0, np.int32), np.empty(0, np.int32), *(np.empty(0, np.float32) for _ in range(3)))
+_NO_EDITS = Edits(*(torch.empty(0, dtype=t) for t in (torch.int32, torch.int32, *3 * (torch.float32,))))
 
 
 class SampleTable:
@@ -202,17 +236,24 @@ class SampleTable:
             self.edits[row] = RowEdits(p, prompt_tokens, stop_ids)
 
     def pack(self, rows: np.ndarray, position: np.ndarray, emit: np.ndarray, tokens: Any) -> tuple[SampleRows, Edits]:
-        """Columns and edits of a step.  position: of the token to be sampled.  tokens[row]: what the host knows of a row."""
-        u = uniforms(self.seed[rows], position)
-        columns = (self.temperature[rows], self.top_k[rows], self.top_p[rows], self.min_p[rows], u)
+        """Columns and edits of a step.
+
+        position: of the token to be sampled.  emit: rows that take a token; the others are greedy, the cheapest.
+        tokens[row]: what the host knows of a row.
+        """
+        temperature, edited = self.temperature.take(rows), self.edited.take(rows)
+        if not emit.all():
+            temperature *= emit
+        u = uniforms(self.seed.take(rows), position)
+        columns = (temperature, self.top_k.take(rows), self.top_p.take(rows), self.min_p.take(rows), u)
         parts = []
-        if np.count_nonzero(self.edited[rows]):
-            for i in np.flatnonzero(self.edited[rows] & emit).tolist():
+        if np.count_nonzero(edited):
+            for i in np.flatnonzero(edited & emit).tolist():
                 row = int(rows[i])
                 ids, bias, repeat, minus = self.edits[row].now(tokens[row])
                 parts.append((np.full(len(ids), i, np.int32), ids, bias, repeat, minus))
-        edits = tuple(np.concatenate(p) for p in zip(*parts, strict=True)) if parts else _NO_EDITS
-        return SampleRows(*map(torch.from_numpy, columns)), Edits(*map(torch.from_numpy, edits))
+        edits = Edits(*(torch.from_numpy(np.concatenate(p)) for p in zip(*parts, strict=True))) if parts else _NO_EDITS
+        return SampleRows(*map(torch.from_numpy, columns)), edits
 
 
 def pad_rows(rows: SampleRows, edits: Edits, r: int, m: int) -> tuple[SampleRows, Edits]:
@@ -220,5 +261,8 @@ def pad_rows(rows: SampleRows, edits: Edits, r: int, m: int) -> tuple[SampleRows
     def to(x: Tensor, n: int, value: float) -> Tensor:
         return torch.cat([x, torch.full((n - len(x),), value, dtype=x.dtype)])
 
-    return (SampleRows(to(rows.temperature, r, 0), to(rows.top_k, r, 0), to(rows.top_p, r, 1), to(rows.min_p, r, 0), to(rows.u, r, 0.5)),
-            Edits(to(edits.row, m, -1), to(edits.token, m, 0), to(edits.bias, m, 0), to(edits.repeat, m, 1), to(edits.minus, m, 0)))
+    s, e = rows, edits
+    return (
+        SampleRows(to(s.temperature, r, 0), to(s.top_k, r, 0), to(s.top_p, r, 1), to(s.min_p, r, 0), to(s.u, r, 0.5)),
+        Edits(to(e.row, m, -1), to(e.token, m, 0), to(e.bias, m, 0), to(e.repeat, m, 1), to(e.minus, m, 0)),
+    )

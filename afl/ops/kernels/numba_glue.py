@@ -1,4 +1,4 @@
-"""What lies between the matrix products of a decoder, in one pass each: norms, rotation, cache writes, gates.  float32."""
+"""What lies between a decoder's matrix products, in one pass each: norms, rotation, cache writes, gates.  float32."""
 
 import math
 
@@ -133,7 +133,8 @@ def _add_rms_norm(x: Tensor, residual: Tensor, gamma: Tensor, *, eps: float) -> 
     x, residual = x.contiguous(), residual.contiguous()
     y, s = torch.empty_like(x), torch.empty_like(x)
     d = x.shape[-1]
-    _add_norm(x.numel() // max(d, 1), d, x.data_ptr(), residual.data_ptr(), dense(gamma), eps, y.data_ptr(), s.data_ptr())
+    n = x.numel() // max(d, 1)
+    _add_norm(n, d, x.data_ptr(), residual.data_ptr(), dense(gamma), eps, y.data_ptr(), s.data_ptr())
     return y, s
 
 

@@ -24,6 +24,7 @@ BLOCK = 64                     # tokens that are skipped or weighed together
 BINS = 2048                    # of weights from 1 down to 2**-64, 32 per octave
 _LOWEST = -700.0               # exp of less is zero: no sum of weights, the largest of which is 1, could tell
 _NOTHING = np.float32(-np.inf)
+_GREEDY_BELOW = np.float32(GREEDY_BELOW)
 
 
 @_exact
@@ -73,36 +74,66 @@ def _first(x, tops, value):
 @_exact
 def _kth(x, k, tops):
     """The k-th largest logit; -inf if fewer than k are numbers."""
-    blocks = tops.shape[0]
-    bound = _NOTHING
+    v, blocks = x.shape[0], tops.shape[0]
+    bound, found, n = _NOTHING, np.empty(v, np.float32), 0
     if k <= blocks:            # k blocks hold a logit that large, so the k-th largest is at least that
-        bound = np.partition(tops, blocks - k)[blocks - k]
-    found, n = np.empty(x.shape[0], np.float32), 0
+        for b in range(blocks):
+            found[b] = tops[b]
+        bound = _select(found, blocks, k)
     for b in range(blocks):
         if tops[b] >= bound:
-            for j in range(b * BLOCK, min(b * BLOCK + BLOCK, x.shape[0])):
+            for j in range(b * BLOCK, min(b * BLOCK + BLOCK, v)):
                 if x[j] >= bound:
                     found[n] = x[j]
                     n += 1
-    return np.partition(found[:n], n - k)[n - k] if n >= k else _NOTHING
+    return _select(found, n, k) if n >= k else _NOTHING
+
+
+@_exact
+def _select(a, n, k):
+    """The k-th largest of a[:n], which holds no NaN and is overwritten.  (np.partition takes seconds to compile.)"""
+    while True:
+        pivot, above, equal = a[n // 2], 0, 0
+        for i in range(n):
+            above += a[i] > pivot
+            equal += a[i] == pivot
+        if above < k <= above + equal:
+            return pivot
+        larger, m = k <= above, 0
+        for i in range(n):
+            if a[i] > pivot if larger else a[i] < pivot:
+                a[m] = a[i]
+                m += 1
+        k -= 0 if larger else above + equal
+        n = m
 
 
 @_exact
 def _weigh(x, most, scale, border, tops, p, sums):
     """Weights p of the tokens at or above the border, their sum by block, and the sum of all."""
-    v, total = x.shape[0], 0.0
-    for b in range(tops.shape[0]):
-        sums[b] = 0.0
-        if tops[b] < border:
-            continue
-        lo, hi = b * BLOCK, min(b * BLOCK + BLOCK, v)
-        for j in range(lo, hi):
-            z = (np.float64(x[j]) - most) * scale
-            y = _exp(z)
-            p[j] = y if (z > _LOWEST) & (x[j] >= border) else 0.0
-        sums[b] = _sum(p[lo:hi])
-        total += sums[b]
+    blocks, total = tops.shape[0], 0.0
+    end = 0
+    while end < blocks:
+        start = end
+        while end < blocks and not tops[end] < border:     # a run of blocks is one long loop
+            end += 1
+        _weigh_run(x[start * BLOCK : end * BLOCK], most, scale, border, p[start * BLOCK : end * BLOCK])
+        for b in range(start, end):
+            sums[b] = _sum(p[b * BLOCK : (b + 1) * BLOCK])
+            total += sums[b]
+        if end < blocks:
+            sums[end] = 0.0
+        end += 1
     return total
+
+
+@_exact
+def _weigh_run(x, most, scale, border, p):
+    for j in range(x.shape[0]):
+        z = (np.float64(x[j]) - most) * scale
+        y = _exp(z)
+        y = y if z > _LOWEST else 0.0
+        p[j] = y if x[j] >= border else 0.0
 
 
 @_exact
@@ -124,50 +155,86 @@ def _bin(p):
 
 
 @_exact
-def _nucleus(x, p, sums, tail):
-    """Border logit, and highest id kept among those equal to it, once the least likely tokens up to mass `tail` are gone.
+def _nucleus(x, p, sums, total, tail):
+    """Border logit and highest id kept among those equal to it, once the least likely tokens up to mass `tail` go.
 
-    Whole bins of weights go first; only the bin in which the border lies is sorted.
+    Tokens that cannot hold `tail` even all together go first, then whole bins of weights; only the bin in which the
+    border lies is searched.
     """
-    held, counts = np.zeros(BINS), np.zeros(BINS, np.int64)
+    v = x.shape[0]
+    floor, binned, held = tail / v, 0.0, np.zeros(BINS)
     for b in range(sums.shape[0]):
-        if sums[b] > 0.0:
-            for j in range(b * BLOCK, min(b * BLOCK + BLOCK, x.shape[0])):
-                if p[j] > 0.0:
-                    at = _bin(p[j])
-                    held[at] += p[j]
-                    counts[at] += 1
-    gone = 0.0
+        if sums[b] >= floor:
+            for j in range(b * BLOCK, min(b * BLOCK + BLOCK, v)):
+                if p[j] >= floor:
+                    held[_bin(p[j])] += p[j]
+    for at in range(BINS):
+        binned += held[at]
+    gone = total - binned
     for at in range(BINS - 1, -1, -1):
-        if counts[at] == 0 or gone + held[at] <= tail:
+        if held[at] == 0.0 or gone + held[at] <= tail:
             gone += held[at]
             continue
-        ids, n = np.empty(counts[at], np.int64), 0
-        for b in range(sums.shape[0] - 1, -1, -1):         # the higher of equal ids goes first
-            if sums[b] > 0.0:
-                for j in range(min(b * BLOCK + BLOCK, x.shape[0]) - 1, b * BLOCK - 1, -1):
-                    if p[j] > 0.0 and _bin(p[j]) == at:
+        ids, n = np.empty(v, np.int64), 0
+        for b in range(sums.shape[0] - 1, -1, -1):         # among equals the higher id goes first
+            if sums[b] >= floor:
+                for j in range(min(b * BLOCK + BLOCK, v) - 1, b * BLOCK - 1, -1):
+                    if p[j] >= floor and _bin(p[j]) == at:
                         ids[n] = j
                         n += 1
-        for i in ids[np.argsort(x[ids], kind="mergesort")]:
-            gone += p[i]
-            if gone > tail:
-                return x[i], i
-    return np.float32(np.inf), -1
+        border, last, gone = _border(x, p, ids, n, gone, tail)
+        if last >= 0:
+            return border, last
+    return 0.0, -1
+
+
+@_exact
+def _border(x, p, ids, n, gone, tail):
+    """Of ids[:n], falling: the logit and id at which `gone` passes `tail`, or -1 if it does not; and `gone` by then."""
+    while n:
+        pivot, less, equal = x[ids[n // 2]], 0.0, 0.0
+        for i in range(n):
+            a, w = x[ids[i]], p[ids[i]]
+            less += w if a < pivot else 0.0
+            equal += w if a == pivot else 0.0
+        lower = gone + less > tail
+        if not lower:
+            gone += less
+            if gone + equal > tail:
+                for i in range(n):
+                    if x[ids[i]] == pivot:
+                        last = ids[i]
+                        gone += p[last]
+                        if gone > tail:
+                            break
+                return np.float64(pivot), last, gone
+            gone += equal
+        m = 0
+        for i in range(n):
+            if x[ids[i]] < pivot if lower else x[ids[i]] > pivot:
+                ids[m] = ids[i]
+                m += 1
+        n = m
+    return 0.0, -1, gone
 
 
 @_exact
 def _drop(x, border, last, p, sums):
     """Take the weight of tokens beyond the border; the sum of what is left."""
     total = 0.0
+    _drop_run(x, border, last, p)
     for b in range(sums.shape[0]):
         if sums[b] > 0.0:
-            lo, hi = b * BLOCK, min(b * BLOCK + BLOCK, x.shape[0])
-            for j in range(lo, hi):
-                p[j] = p[j] if (x[j] > border) | ((x[j] == border) & (j <= last)) else 0.0
-            sums[b] = _sum(p[lo:hi])
+            sums[b] = _sum(p[b * BLOCK : (b + 1) * BLOCK])
             total += sums[b]
     return total
+
+
+@_exact
+def _drop_run(x, border, last, p):
+    for j in range(x.shape[0]):
+        a, y = x[j], p[j]
+        p[j] = y if (a > border) | ((a == border) & (j <= last)) else 0.0
 
 
 @_exact
@@ -196,23 +263,20 @@ def _draw(p, sums, goal):
 def _row(x, temperature, top_k, top_p, min_p, u, tops, p, sums):
     v = x.shape[0]
     _tops(x, tops)
-    most = _NOTHING
+    most = -math.inf
     for b in range(tops.shape[0]):
-        most = max(most, tops[b])
-    if not temperature >= GREEDY_BELOW or not np.isfinite(most):
+        most = max(most, np.float64(tops[b]))
+    if not temperature >= _GREEDY_BELOW or math.isinf(most):
         return _first(x, tops, most)
     t = np.float64(temperature)
-    border = _NOTHING
+    border = -math.inf
     if min_p > 0.0:
-        least = np.float64(most) + math.log(min(np.float64(min_p), 1.0) * (1.0 - SLACK)) * t
-        border = np.float32(least)
-        if np.float64(border) < least:
-            border = np.nextafter(border, np.float32(np.inf))
+        border = most + math.log(min(np.float64(min_p), 1.0) * (1.0 - SLACK)) * t
     if 0 < top_k < v:
-        border = max(border, _kth(x, top_k, tops))
-    total = _weigh(x, np.float64(most), 1.0 / t, border, tops, p, sums)
+        border = max(border, np.float64(_kth(x, top_k, tops)))
+    total = _weigh(x, most, 1.0 / t, border, tops, p, sums)
     if top_p < 1.0:
-        border, last = _nucleus(x, p, sums, (1.0 - np.float64(top_p)) * (1.0 + SLACK) * total)
+        border, last = _nucleus(x, p, sums, total, (1.0 - np.float64(top_p)) * (1.0 + SLACK) * total)
         if last < 0:
             return _first(x, tops, most)
         total = _drop(x, border, last, p, sums)
@@ -261,7 +325,8 @@ def _sample(logits: Tensor, temperature: Tensor, top_k: Tensor, top_p: Tensor, m
     r, v = logits.shape
     out = torch.empty(r, dtype=torch.int32)
     logits = logits.contiguous()
-    _rows(r, v, logits.data_ptr(), dense(temperature), dense(top_k), dense(top_p), dense(min_p), dense(u), out.data_ptr())
+    columns = (dense(x) for x in (temperature, top_k, top_p, min_p, u))
+    _rows(r, v, logits.data_ptr(), *columns, out.data_ptr())
     return out
 
 

@@ -35,7 +35,8 @@ def _write_kv(k_cache: Tensor, v_cache: Tensor, k: Tensor, v: Tensor, slot: Tens
     real = (slot >= 0).nonzero()[:, 0]
     at = slot.index_select(0, real)
     for cache, new in ((k_cache, k), (v_cache, v)):
-        cache.view(-1, *cache.shape[2:]).index_copy_(0, at.long(), new.index_select(0, real))  # view: a copy would be lost
+        slots = cache.view(-1, *cache.shape[2:])      # never a copy, where the write would be lost
+        slots.index_copy_(0, at.long(), new.index_select(0, real))
     return k_cache, v_cache
 
 
@@ -65,6 +66,7 @@ def attend_row(
     t = z - a
     mask = None if t in (1, n) else torch.ones(t, n, dtype=torch.bool).tril_(n - t)
     y = torch.nn.functional.scaled_dot_product_attention(
-        x[None], k[None], v[None], attn_mask=mask, is_causal=t == n and t > 1, scale=scale, enable_gqa=k.shape[0] != x.shape[0]
+        x[None], k[None], v[None], attn_mask=mask, is_causal=t == n and t > 1, scale=scale,
+        enable_gqa=k.shape[0] != x.shape[0],
     )
     out[a:z] = y[0].transpose(0, 1).to(q.dtype)

@@ -40,14 +40,19 @@ def main() -> None:
     for n in map(int, a.batches.split(",")):
         prompts = torch.randint(100, m.c.v - 100, (n, a.prompt), generator=torch.Generator().manual_seed(n))
         require_idle()
-        speed = interleaved({"afl": lambda p=prompts: ours(m, p, a.new), "transformers": lambda p=prompts: theirs(peer, p, a.new)}, a.rounds)
+        speed = interleaved(
+            {"afl": lambda p=prompts: ours(m, p, a.new), "transformers": lambda p=prompts: theirs(peer, p, a.new)},
+            a.rounds,
+        )
         cache = n * (a.prompt + a.new / 2) * sum(s.block_bytes(1, m.dtype) for s in m.caches)
         floor = n / ((m.param_bytes + cache) / bandwidth)
         linears = n / (bare_linears_us(m, n) / 1e6)
         ratio = speed["afl"] / speed["transformers"]
         rows.append({"batch": n, **speed, "ratio": ratio, "bandwidth_floor": floor, "linears_floor": linears})
-        print(f"batch {n:3}: afl {speed['afl']:7.1f} tok/s   transformers {speed['transformers']:7.1f}   ratio {ratio:.2f}   "
-              f"floors: bandwidth {floor:.1f} ({speed['afl'] / floor:.0%}), bare linears {linears:.1f} ({speed['afl'] / linears:.0%})")
+        print(
+            f"batch {n:3}: afl {speed['afl']:7.1f} tok/s   transformers {speed['transformers']:7.1f}   ratio {ratio:.2f}   "
+            f"floors: bandwidth {floor:.1f} ({speed['afl'] / floor:.0%}), bare linears {linears:.1f} ({speed['afl'] / linears:.0%})"
+        )
     if a.json:
         print(json.dumps(rows))
 
@@ -70,11 +75,18 @@ def ours(m, prompts: torch.Tensor, new: int) -> float:
 
 def theirs(peer, prompts: torch.Tensor, new: int) -> float:
     """Tokens/s of the decode phase: generate of `new` tokens minus that of one."""
+
     def run(k: int) -> float:
         a = time.perf_counter()
         with torch.inference_mode():
-            peer.generate(prompts, attention_mask=torch.ones_like(prompts), max_new_tokens=k, min_new_tokens=k, do_sample=False,
-                          pad_token_id=0)
+            peer.generate(
+                prompts,
+                attention_mask=torch.ones_like(prompts),
+                max_new_tokens=k,
+                min_new_tokens=k,
+                do_sample=False,
+                pad_token_id=0,
+            )
         return time.perf_counter() - a
 
     one = run(1)

@@ -13,8 +13,13 @@ from null_chip import null_chip
 
 LAYERS, ROWS, PROMPT = 32, 256, 8
 SETTINGS = dict(
-    hidden_size=64, intermediate_size=128, num_hidden_layers=LAYERS, num_attention_heads=4, num_key_value_heads=2,
-    vocab_size=256, max_position_embeddings=4096,
+    hidden_size=64,
+    intermediate_size=128,
+    num_hidden_layers=LAYERS,
+    num_attention_heads=4,
+    num_key_value_heads=2,
+    vocab_size=256,
+    max_position_embeddings=4096,
 )
 
 
@@ -47,8 +52,10 @@ def main() -> None:
         step = median_us(e.step, n=500, warm=50)
         budget = 300 + 0.25 * equations
         rows[name] = {"step_us": step, "equations": equations, "budget_us": budget}
-        print(f"{name:7} step {step:7.1f} us   {equations} equations, budget {budget:.0f} us   {'ok' if step < budget else 'OVER'}"
-              f"   (first steps {first * 1e3:.0f} ms)")
+        print(
+            f"{name:7} step {step:7.1f} us   {equations} equations, budget {budget:.0f} us   {'ok' if step < budget else 'OVER'}"
+            f"   (first steps {first * 1e3:.0f} ms)"
+        )
     rows["trace_plan_ms"] = trace_plan()
     print(f"trace + plan + generate, {LAYERS} layers, one size: {rows['trace_plan_ms']:.1f} ms (budget 150)")
     if "--json" in sys.argv:

@@ -25,7 +25,10 @@ def require_idle(argv: list[str] | None = None) -> None:
     """Exit with status 3 and a sentence if the machine is busy; --busy-ok measures all the same (not for the record)."""
     found = min(empty_region_us() for _ in range(3))
     if found > BUSY_US:
-        print(f"machine busy: an empty parallel region takes {found:.0f} us (limit {BUSY_US:.0f}); nothing was measured", file=sys.stderr)
+        print(
+            f"machine busy: an empty parallel region takes {found:.0f} us (limit {BUSY_US:.0f}); nothing was measured",
+            file=sys.stderr,
+        )
         if "--busy-ok" not in (argv or sys.argv):
             raise SystemExit(3)
     print(f"empty {torch.get_num_threads()}-thread region {found:.1f} us")

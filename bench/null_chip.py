@@ -9,7 +9,11 @@ from afl.chip import Chip, Limits, register
 from afl.ir.kernel import kernel
 from afl.ir.op import Op, registered
 
-OVERWRITES = {"write_kv": {0: "k_cache", 1: "v_cache"}, "qkv_rope_write": {1: "k_cache", 2: "v_cache"}, "put_tokens": {0: "last"}}
+OVERWRITES = {
+    "write_kv": {0: "k_cache", 1: "v_cache"},
+    "qkv_rope_write": {1: "k_cache", 2: "v_cache"},
+    "put_tokens": {0: "last"},
+}
 
 
 def null_chip(rows: int) -> Chip:

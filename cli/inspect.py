@@ -43,7 +43,7 @@ Phases = Annotated[Phase, typer.Option("--phase", help="decode has one token per
 def _outline(name: str, options: dict[str, Any]) -> Any:
     config = engine_config(options)
     with busy(f"opening {name}"):
-        from .outline import outline
+        from afl.run.load import outline
 
         return outline(name, config)
 

@@ -179,7 +179,7 @@ def _serve(
         from afl.run.generate import encode, stream
         from afl.run.sampling import SamplingParams
 
-        from .outline import outline
+        from afl.run.load import outline
 
         found = outline(name, config)
     m = found.model

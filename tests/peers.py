@@ -11,9 +11,19 @@ def as_transformers(m):
     c = m.c
     theta = float(c.rope.inv_freq[1] ** (-c.e / 2)) if len(c.rope.inv_freq) > 1 else 10000.0
     config = LlamaConfig(
-        hidden_size=c.d, intermediate_size=c.f, num_hidden_layers=c.layers, num_attention_heads=c.h, num_key_value_heads=c.k,
-        head_dim=c.e, vocab_size=c.v, rms_norm_eps=c.eps, tie_word_embeddings=c.tied, max_position_embeddings=c.max_len,
-        rope_parameters={"rope_type": "default", "rope_theta": theta}, bos_token_id=None, eos_token_id=None,
+        hidden_size=c.d,
+        intermediate_size=c.f,
+        num_hidden_layers=c.layers,
+        num_attention_heads=c.h,
+        num_key_value_heads=c.k,
+        head_dim=c.e,
+        vocab_size=c.v,
+        rms_norm_eps=c.eps,
+        tie_word_embeddings=c.tied,
+        max_position_embeddings=c.max_len,
+        rope_parameters={"rope_type": "default", "rope_theta": theta},
+        bos_token_id=None,
+        eos_token_id=None,
     )
     peer = LlamaForCausalLM(config).eval()
     sd = {"model.embed_tokens.weight": m.params.embed, "model.norm.weight": m.params.norm}
@@ -22,9 +32,16 @@ def as_transformers(m):
         at = f"model.layers.{i}."
         q, k, v = p.qkv.w.split([c.h * c.e, c.k * c.e, c.k * c.e])
         gate, up = p.gate_up.w.split([c.f, c.f])
-        sd |= {at + "self_attn.q_proj.weight": q, at + "self_attn.k_proj.weight": k, at + "self_attn.v_proj.weight": v,
-               at + "self_attn.o_proj.weight": p.out.w, at + "mlp.gate_proj.weight": gate, at + "mlp.up_proj.weight": up,
-               at + "mlp.down_proj.weight": p.down.w, at + "input_layernorm.weight": p.attn_norm,
-               at + "post_attention_layernorm.weight": p.mlp_norm}
+        sd |= {
+            at + "self_attn.q_proj.weight": q,
+            at + "self_attn.k_proj.weight": k,
+            at + "self_attn.v_proj.weight": v,
+            at + "self_attn.o_proj.weight": p.out.w,
+            at + "mlp.gate_proj.weight": gate,
+            at + "mlp.up_proj.weight": up,
+            at + "mlp.down_proj.weight": p.down.w,
+            at + "input_layernorm.weight": p.attn_norm,
+            at + "post_attention_layernorm.weight": p.mlp_norm,
+        }
     peer.load_state_dict({n: t.contiguous() for n, t in sd.items()})
     return peer

@@ -81,14 +81,16 @@ class Choice:
     types: tuple[Type | None, ...]
     chip: str
     chosen: Kernel | None
-    rejected: tuple[tuple[str, str], ...]       # (kernel name, reason)
-    passed: tuple[str, ...] = ()                # acceptable kernels that lost by order
+    rejected: tuple[tuple[str, str], ...]  # (kernel name, reason)
+    passed: tuple[str, ...] = ()  # acceptable kernels that lost by order
 
     def __str__(self) -> str:
         rows = [f"{self.op} on {self.chip}: " + (f"chosen {self.chosen.name}" if self.chosen else "no kernel")]
         rows += ["    " + "  ".join(str(t) for t in self.types if t is not None)]
         rows += [f"  rejected  {n:<16} {why}" for n, why in self.rejected]
-        rows += [f"  passed    {n:<16} acceptable, ordered after {self.chosen and self.chosen.name}" for n in self.passed]
+        rows += [
+            f"  passed    {n:<16} acceptable, ordered after {self.chosen and self.chosen.name}" for n in self.passed
+        ]
         return "\n".join(rows)
 
 
@@ -141,7 +143,8 @@ def rejection(k: Kernel, types: tuple[Type | None, ...], params: Params, chip: C
     for o, t in zip(k.op.operands, types, strict=True):
         if not isinstance(t, TensorType):
             continue
-        if k.dtypes is not None and t.dtype.is_floating_point and t.dtype not in k.dtypes:
+        free = not (isinstance(o.dtype, frozenset) and len(o.dtype) == 1)  # a float32-only operand is no choice
+        if k.dtypes is not None and free and t.dtype.is_floating_point and t.dtype not in k.dtypes:
             return f"dtype {t.dtype} of {o.name} is not in {sorted(str(d) for d in k.dtypes)}"
         want = k.fmt.get(o.name, "nd")
         if t.fmt != want:
@@ -152,7 +155,10 @@ def rejection(k: Kernel, types: tuple[Type | None, ...], params: Params, chip: C
 
 
 def _no_kernel(c: Choice, chip: Chip) -> str:
-    rows = [f"{c.op} has no kernel on chip {c.chip!r} for", "    " + "  ".join(str(t) for t in c.types if t is not None)]
+    rows = [
+        f"{c.op} has no kernel on chip {c.chip!r} for",
+        "    " + "  ".join(str(t) for t in c.types if t is not None),
+    ]
     rows += [f"  rejected  {n:<16} {why}" for n, why in c.rejected]
     rows += [f"Set dtype to one of {', '.join(chip.dtypes)}, or add a kernel (docs/add-an-op.md)."]
     return "\n".join(rows)

@@ -31,8 +31,8 @@ class Flight:
     """A step that was submitted: its plan, and what it will have sampled, still on the device."""
 
     plan: Plan
-    token: torch.Tensor          # int32 [r]
-    logits: torch.Tensor         # f32 [r, v]
+    token: torch.Tensor  # int32 [r]
+    logits: torch.Tensor  # f32 [r, v]
 
 
 @attrs.frozen(eq=False)
@@ -40,8 +40,8 @@ class StepResult:
     """What one turn of the loop delivered."""
 
     outputs: Outputs
-    logprobs: dict[str, TokenLogprobs]     # of requests that asked for them, for the token delivered now
-    planned: int                            # tokens that the new step computes
+    logprobs: dict[str, TokenLogprobs]  # of requests that asked for them, for the token delivered now
+    planned: int  # tokens that the new step computes
 
 
 class Engine:
@@ -51,12 +51,24 @@ class Engine:
         config = config or model.config
         assert config is not None
         self.threads = set_threads(config.threads)
-        self.pool = size_pool(model.caches, model.c.max_len, model.chip, model.dtype, config, configs.available_memory())
+        self.pool = size_pool(
+            model.caches, model.c.max_len, model.chip, model.dtype, config, configs.available_memory()
+        )
         self.model = attrs.evolve(model, config=config)
         self.config = config
-        self.policy = sched.Policy.from_json(config.policy) if config.policy.lstrip().startswith("{") else sched.policies.get(config.policy)
+        self.policy = (
+            sched.Policy.from_json(config.policy)
+            if config.policy.lstrip().startswith("{")
+            else sched.policies.get(config.policy)
+        )
         self.sched = sched.init(
-            sched.SchedConfig(config.max_seqs, config.max_step_tokens, self.pool.max_model_len, self.pool.blocks, self.pool.block_tokens),
+            sched.SchedConfig(
+                config.max_seqs,
+                config.max_step_tokens,
+                self.pool.max_model_len,
+                self.pool.blocks,
+                self.pool.block_tokens,
+            ),
             self.policy,
         )
         self.log = sched.EventLog(config.log, self.sched.config, self.policy) if config.log else None
@@ -66,8 +78,8 @@ class Engine:
             self.state = model.init_state(self.pool.blocks, self.pool.block_tokens, config.max_seqs)
         self.leaves = tuple(tree.leaves(self.state))
         self.table = SampleTable(config.max_seqs)
-        self.owner = np.zeros(config.max_seqs, np.int64)            # number of the request whose parameters each row holds
-        self.live: dict[str, tuple[SamplingParams, int, int]] = {}     # id -> parameters, seed, prompt tokens
+        self.owner = np.zeros(config.max_seqs, np.int64)  # number of the request whose parameters each row holds
+        self.live: dict[str, tuple[SamplingParams, int, int]] = {}  # id -> parameters, seed, prompt tokens
         self.flight: deque[Flight] = deque()
         self.inbox: list[Any] = []
         self.stalled = False
@@ -88,14 +100,26 @@ class Engine:
         if ids.ndim != 1 or not ids.size:
             raise RequestError("the prompt is empty: a model continues at least one token")
         if ids.min() < 0 or ids.max() >= v:
-            raise RequestError(f"the prompt holds token id {int(ids.max() if ids.max() >= v else ids.min())}; ids go from 0 to {v - 1}")
+            raise RequestError(
+                f"the prompt holds token id {int(ids.max() if ids.max() >= v else ids.min())}; ids go from 0 to {v - 1}"
+            )
         most = params.max_tokens if params.max_tokens is not None else limit
         seed = params.seed if params.seed is not None else int(self._seeds.spawn(1)[0].generate_state(1, np.uint64)[0])
         self.live[id] = params, seed, ids.size
-        self.inbox.append(Arrived(Request(
-            id, ids.astype(np.int32), most, min_tokens=params.min_tokens, eos_ids=self.eos_ids, stop_ids=params.stop_ids,
-            ignore_eos=params.ignore_eos, needs_host=params.needs_host,
-        )))
+        self.inbox.append(
+            Arrived(
+                Request(
+                    id,
+                    ids.astype(np.int32),
+                    most,
+                    min_tokens=params.min_tokens,
+                    eos_ids=self.eos_ids,
+                    stop_ids=params.stop_ids,
+                    ignore_eos=params.ignore_eos,
+                    needs_host=params.needs_host,
+                )
+            )
+        )
         return id
 
     def abort(self, id: str, reason: str = "abort") -> None:

@@ -15,7 +15,7 @@ from afl.run.sampling import SamplingParams
 from afl.run.text import TextStream
 from afl.sched import REASONS
 
-Prompt = str | Sequence[int] | Sequence[Mapping[str, Any]]      # text, token ids, or chat messages
+Prompt = str | Sequence[int] | Sequence[Mapping[str, Any]]  # text, token ids, or chat messages
 _STOP = REASONS.index("stop")
 
 
@@ -23,16 +23,16 @@ _STOP = REASONS.index("stop")
 class Completion:
     """One finished answer.  token_ids includes the stop token; text does not, unless include_stop was asked for."""
 
-    index: int                           # of the prompt
-    sample: int                          # 0 .. n-1
+    index: int  # of the prompt
+    sample: int  # 0 .. n-1
     text: str
     token_ids: tuple[int, ...]
     prompt_tokens: int
-    finish_reason: str                   # "stop", "length", "abort", "error"
-    stop_reason: int | str | None = None       # the stop id or stop string, None for EOS
+    finish_reason: str  # "stop", "length", "abort", "error"
+    stop_reason: int | str | None = None  # the stop id or stop string, None for EOS
     logprobs: tuple[TokenLogprobs, ...] | None = None
     stats: Mapping[str, float] = attrs.field(factory=dict)
-    error: str | None = None             # why the request was refused
+    error: str | None = None  # why the request was refused
 
 
 @attrs.frozen
@@ -97,8 +97,11 @@ def stream(engine: Engine, prompts: Sequence[Sequence[int]], params: SamplingPar
     for index, ids in enumerate(prompts):
         for sample in range(params.n):
             own = params.child(sample)
-            made = None if text is None else TextStream(
-                text.tokenizer, stop=own.stop, include_stop=own.include_stop, min_tokens=own.min_tokens)
+            made = (
+                None
+                if text is None
+                else TextStream(text.tokenizer, stop=own.stop, include_stop=own.include_stop, min_tokens=own.min_tokens)
+            )
             job = _Job(index, sample, len(ids), own, made, time.perf_counter())
             try:
                 jobs[engine.submit(ids, own)] = job
@@ -124,7 +127,9 @@ def _deliver(engine: Engine, result: Any, jobs: dict[str, _Job]) -> Iterator[Pie
         if job is not None:
             yield Piece(job.index, job.sample, "", _refused(job, message))
     out = result.outputs
-    for id, token, finish, reason in zip(out.ids, out.tokens.tolist(), out.finish.tolist(), out.stop_reason.tolist(), strict=True):
+    for id, token, finish, reason in zip(
+        out.ids, out.tokens.tolist(), out.finish.tolist(), out.stop_reason.tolist(), strict=True
+    ):
         job = jobs.get(id)
         if job is None:
             continue
@@ -146,7 +151,7 @@ def _deliver(engine: Engine, result: Any, jobs: dict[str, _Job]) -> Iterator[Pie
             why = reason if reason >= 0 else None
         if finish and job.stream is not None and stopped is None:
             new += job.stream.end(stop_id=token if finish == _STOP else None)
-            if job.stream.stopped is not None:      # the flushed end of a character completed a stop string
+            if job.stream.stopped is not None:  # the flushed end of a character completed a stop string
                 finish, why = _STOP, job.stream.stopped
         job.text.append(new)
         if finish:
@@ -158,12 +163,20 @@ def _deliver(engine: Engine, result: Any, jobs: dict[str, _Job]) -> Iterator[Pie
 
 def _completion(job: _Job, reason: str, why: Any) -> Completion:
     n, wait, rest = len(job.ids), job.first - job.started, job.last - job.first
-    stats = {
-        "ttft_s": wait, "prefill_tokens_per_s": job.prompt_tokens / wait if wait > 0 else 0.0,
-        "decode_tokens_per_s": (n - 1) / rest if rest > 0 else 0.0, "total_s": job.last - job.started,
-    } if n else {"ttft_s": 0.0, "prefill_tokens_per_s": 0.0, "decode_tokens_per_s": 0.0, "total_s": 0.0}
+    stats = (
+        {
+            "ttft_s": wait,
+            "prefill_tokens_per_s": job.prompt_tokens / wait if wait > 0 else 0.0,
+            "decode_tokens_per_s": (n - 1) / rest if rest > 0 else 0.0,
+            "total_s": job.last - job.started,
+        }
+        if n
+        else {"ttft_s": 0.0, "prefill_tokens_per_s": 0.0, "decode_tokens_per_s": 0.0, "total_s": 0.0}
+    )
     logprobs = None if job.params.logprobs is None else tuple(job.logprobs)
-    return Completion(job.index, job.sample, "".join(job.text), tuple(job.ids), job.prompt_tokens, reason, why, logprobs, stats)
+    return Completion(
+        job.index, job.sample, "".join(job.text), tuple(job.ids), job.prompt_tokens, reason, why, logprobs, stats
+    )
 
 
 def _refused(job: _Job, message: str) -> Completion:
@@ -171,8 +184,14 @@ def _refused(job: _Job, message: str) -> Completion:
 
 
 def complete(
-    model: Any, prompts: Sequence[Prompt], *, chat: bool = False, system: str | None = None,
-    options: dict[str, Any] | None = None, params: SamplingParams | None = None, **sampling: Any,
+    model: Any,
+    prompts: Sequence[Prompt],
+    *,
+    chat: bool = False,
+    system: str | None = None,
+    options: dict[str, Any] | None = None,
+    params: SamplingParams | None = None,
+    **sampling: Any,
 ) -> Iterator[Completion]:
     """Completions in order of the prompts (and samples), each as soon as it and all before it are finished.
 

@@ -9,7 +9,7 @@ from afl.chip import Chip
 from afl.config import EngineConfig
 from afl.errors import ConfigError
 
-SHARE = 4          # the cache may take a quarter of the host memory that is available
+SHARE = 4  # the cache may take a quarter of the host memory that is available
 
 
 @attrs.frozen
@@ -32,7 +32,9 @@ class Pool:
         return (self.blocks + 1) * self.block_bytes
 
 
-def size_pool(caches: tuple[Any, ...], max_len: int, chip: Chip, dtype: torch.dtype, config: EngineConfig, free: int) -> Pool:
+def size_pool(
+    caches: tuple[Any, ...], max_len: int, chip: Chip, dtype: torch.dtype, config: EngineConfig, free: int
+) -> Pool:
     """The smaller of max_seqs x max_model_len tokens and a quarter of `free` bytes, unless kv_blocks is given.
 
     max_len: the longest sequence of the model.  The result's max_model_len is the smallest of it, the wish and what
@@ -41,9 +43,13 @@ def size_pool(caches: tuple[Any, ...], max_len: int, chip: Chip, dtype: torch.dt
     default, allowed = chip.limits.block_tokens
     block_tokens = config.block_tokens or default
     if allowed and block_tokens not in allowed:
-        raise ConfigError(f"block_tokens {block_tokens} is not possible on chip {chip.name!r}; allowed: {', '.join(map(str, allowed))}")
+        raise ConfigError(
+            f"block_tokens {block_tokens} is not possible on chip {chip.name!r}; allowed: {', '.join(map(str, allowed))}"
+        )
     if config.max_model_len > max_len:
-        raise ConfigError(f"max_model_len {config.max_model_len} is beyond the model's {max_len} positions; ask for at most {max_len}")
+        raise ConfigError(
+            f"max_model_len {config.max_model_len} is beyond the model's {max_len} positions; ask for at most {max_len}"
+        )
     block_bytes = sum(c.block_bytes(block_tokens, dtype) for c in caches)
     wish = config.max_model_len or max_len
     if config.kv_blocks:

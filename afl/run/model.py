@@ -31,7 +31,7 @@ class Model:
     dtype: torch.dtype
     config: EngineConfig = EngineConfig()
     text: Any = None
-    eos_ids: tuple[int, ...] = ()        # ids that end a sequence: config, generation config and tokenizer together
+    eos_ids: tuple[int, ...] = ()  # ids that end a sequence: config, generation config and tokenizer together
     generation_config: dict[str, Any] = attrs.field(factory=dict)
     notices: tuple[str, ...] = ()
 
@@ -62,12 +62,22 @@ class Model:
 
     def batch_types(self, tokens: int, rows: int, width: int = 4) -> Batch:
         """A batch as types: `tokens` tokens of `rows` rows with tables of `width` blocks."""
+
         def i32(*shape: int) -> Any:
             return TensorType(shape, torch.int32)
 
         host: Any = HostIntsType
-        return Batch(i32(tokens), i32(tokens), (i32(tokens),), i32(rows + 1), i32(rows), (i32(rows, width),), i32(rows),
-                     host(rows + 1), host(rows))
+        return Batch(
+            i32(tokens),
+            i32(tokens),
+            (i32(tokens),),
+            i32(rows + 1),
+            i32(rows),
+            (i32(rows, width),),
+            i32(rows),
+            host(rows + 1),
+            host(rows),
+        )
 
     def graph(self, phase: str = "decode", rows: int = 4, tokens: int = 0) -> Graph:
         """The traced step: "decode" has one token per row, "prefill" has `tokens` (16 per row when not given)."""
@@ -95,8 +105,14 @@ class Model:
 
         return Engine(self, attrs.evolve(self.config, **options))
 
-    def generate(self, prompts: Sequence[Any] | str, *, chat: bool = False, options: dict[str, Any] | None = None,
-                 **sampling: Any) -> list[Any]:
+    def generate(
+        self,
+        prompts: Sequence[Any] | str,
+        *,
+        chat: bool = False,
+        options: dict[str, Any] | None = None,
+        **sampling: Any,
+    ) -> list[Any]:
         """Completions of `prompts` (texts, or lists of token ids), in order.
 
         sampling: fields of SamplingParams (max_tokens, temperature, ...).  options: fields of EngineConfig.
@@ -116,8 +132,10 @@ class Model:
 
     def __repr__(self) -> str:
         n = sum(x.numel() for x in tree.leaves(self.params))
-        return (f"Model({self.definition.name}, {n / 1e6:.1f} M parameters, {len(self.caches)} layers, "
-                f"{str(self.dtype).removeprefix('torch.')}, chip {self.chip.name})")
+        return (
+            f"Model({self.definition.name}, {n / 1e6:.1f} M parameters, {len(self.caches)} layers, "
+            f"{str(self.dtype).removeprefix('torch.')}, chip {self.chip.name})"
+        )
 
 
 def _untouched_zeros(t: TensorType) -> torch.Tensor:

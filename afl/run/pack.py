@@ -20,28 +20,32 @@ def pack(plan: Plan, s: SchedState) -> Batch:
     """
     t, r = plan.tokens, len(plan.rows)
     out = np.empty(3 * t + 3 * r + 1, np.int32)
+    log, first, known = s.tokens.columns
+    compiled(_fill)(
+        plan.at, plan.start, plan.grant, plan.emit, plan.blocks, s.config.block_tokens, log, first, known, t, out
+    )
+    parts = torch.from_numpy(out).split_with_sizes((t, t, t, r, r, r + 1))
+    token, position, slot, kv_len, row, q_start = parts
+    hosts = HostInts.wrap(out[3 * t + 2 * r :]), HostInts.wrap(out[3 * t : 3 * t + r])
+    return Batch(token, position, (slot,), q_start, kv_len, (torch.from_numpy(plan.blocks),), row, *hosts)
+
+
+def _fill(rows, start, grant, emit, blocks, block_tokens, log, first, known, t, out):
+    """Write token, position, slot [t each], kv_len, row [r each] and q_start [r+1] into `out`, one behind the other."""
+    r, n, size = len(rows), 0, np.uint32(block_tokens)
     token, position, slot = out[:t], out[t : 2 * t], out[2 * t : 3 * t]
     kv_len, row, q_start = out[3 * t : 3 * t + r], out[3 * t + r : 3 * t + 2 * r], out[3 * t + 2 * r :]
-    compiled(_fill)(plan.at, plan.start, plan.grant, plan.emit, plan.blocks, s.config.block_tokens, *s.tokens.columns,
-                    token, position, slot, kv_len, row, q_start)
-    whole = torch.from_numpy(out)
-    a, b, c, d, e, f = whole.split_with_sizes((t, t, t, r, r, r + 1))
-    return Batch(a, b, (c,), f, d, (torch.from_numpy(plan.blocks),), e, HostInts.wrap(q_start), HostInts.wrap(kv_len))
-
-
-def _fill(rows, start, grant, emit, blocks, block_tokens, buffer, first, lengths, token, position, slot, kv_len, row, q_start):
-    n = 0
-    for i in range(len(rows)):
-        at, place, known = rows[i], first[rows[i]], lengths[rows[i]]
-        q_start[i] = n
-        for p in range(start[i], start[i] + grant[i]):
-            token[n] = buffer[place + p] if p < known else -1 - at
-            position[n] = p
-            slot[n] = blocks[i, p // block_tokens] * block_tokens + p % block_tokens
-            n += 1
-        kv_len[i] = start[i] + grant[i]
+    for i in range(r):
+        at = rows[i]
+        q_start[i], kv_len[i] = n, start[i] + grant[i]
         row[i] = at if emit[i] else -1
-    q_start[len(rows)] = n
+        for p in range(start[i], start[i] + grant[i]):
+            token[n] = log[first[at] + p] if p < known[at] else -1 - at
+            position[n] = p
+            block = np.uint32(p) // size          # a 64-bit division costs three times as much
+            slot[n] = blocks[i, block] * block_tokens + (p - block * size)
+            n += 1
+    q_start[r] = n
 
 
 def leaves_of(b: Batch) -> tuple[Any, ...]:
@@ -50,14 +54,26 @@ def leaves_of(b: Batch) -> tuple[Any, ...]:
 
 
 def batch_of(
-    token: np.ndarray, position: np.ndarray, slot: np.ndarray, q_start: np.ndarray, kv_len: np.ndarray,
-    blocks: np.ndarray, row: np.ndarray,
+    token: np.ndarray,
+    position: np.ndarray,
+    slot: np.ndarray,
+    q_start: np.ndarray,
+    kv_len: np.ndarray,
+    blocks: np.ndarray,
+    row: np.ndarray,
 ) -> Batch:
     """The arrays as int32 tensors that share their memory."""
     q_start, kv_len = _int32(q_start), _int32(kv_len)
     return Batch(
-        _tensor(token), _tensor(position), (_tensor(slot),), torch.from_numpy(q_start), torch.from_numpy(kv_len),
-        (_tensor(blocks),), _tensor(row), HostInts.wrap(q_start), HostInts.wrap(kv_len),
+        _tensor(token),
+        _tensor(position),
+        (_tensor(slot),),
+        torch.from_numpy(q_start),
+        torch.from_numpy(kv_len),
+        (_tensor(blocks),),
+        _tensor(row),
+        HostInts.wrap(q_start),
+        HostInts.wrap(kv_len),
     )
 
 
@@ -74,9 +90,15 @@ def pad(b: Batch, tokens: int, rows: int, width: int, fill: float = 0) -> Batch:
     q_start = np.concatenate([b.q_start_h.array, np.full(rows - r, b.q_start_h.array[-1], np.int32)])
     kv_len = np.concatenate([b.kv_len_h.array, np.zeros(rows - r, np.int32)])
     return Batch(
-        _extend(b.token, tokens, int(fill)), _extend(b.position, tokens, 0), (_extend(b.slot[0], tokens, -1),),
-        torch.from_numpy(q_start.copy()), torch.from_numpy(kv_len.copy()), (blocks,), _extend(b.state_row, rows, -1),
-        HostInts(q_start), HostInts(kv_len),
+        _extend(b.token, tokens, int(fill)),
+        _extend(b.position, tokens, 0),
+        (_extend(b.slot[0], tokens, -1),),
+        torch.from_numpy(q_start.copy()),
+        torch.from_numpy(kv_len.copy()),
+        (blocks,),
+        _extend(b.state_row, rows, -1),
+        HostInts(q_start),
+        HostInts(kv_len),
     )
 
 

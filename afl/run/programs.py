@@ -18,7 +18,7 @@ from afl.run.sampling import Edits, SampleRows
 from afl.tree import evolve
 from afl.types import TensorType
 
-MOST_EDITS = 1 << 22       # entries of one step's sparse logit edits
+MOST_EDITS = 1 << 22  # entries of one step's sparse logit edits
 
 
 def greedy_program(model: Any, pool: Pool) -> Jitted:
@@ -48,7 +48,7 @@ def sample_program(model: Any, pool: Pool) -> Jitted:
         r, m = z["rows"], z["edits"]
         f32, i32, f64 = torch.float32, torch.int32, torch.float64
         rows = SampleRows(*(TensorType((r,), t) for t in (f32, i32, f32, f32, f64)))  # type: ignore[arg-type]
-        edits = Edits(*(TensorType((m,), t) for t in (i32, i32, f32, f32, f32)))      # type: ignore[arg-type]
+        edits = Edits(*(TensorType((m,), t) for t in (i32, i32, f32, f32, f32)))  # type: ignore[arg-type]
         return *_abstract(model, pool, z), rows, edits
 
     return _jit(model, step, abstract, pool, {"edits": (0, MOST_EDITS)})
@@ -77,9 +77,19 @@ def _jit(model: Any, step: Any, abstract: Any, pool: Pool, more: dict[str, tuple
         steps = {n: _doubling(hi) for n, (_, hi) in ranges.items() if n != "edits"}
         ladder = Ladder(steps | {"width": (width,)} | ({"edits": (1, 256, 4096, 65536)} if more else {}))
     made = jit(
-        step, chip=model.chip, donate=("state",), tags=("param", "state", *("batch",) * (3 if more else 1)), abstract=abstract,
-        ranges=() if ladder else ranges, ladder=ladder, strict=c.strict, rules=RULES, references=c.references,
-        checked=c.checked, eager=c.eager, name="sample_step" if more else "greedy_step",
+        step,
+        chip=model.chip,
+        donate=("state",),
+        tags=("param", "state", *("batch",) * (3 if more else 1)),
+        abstract=abstract,
+        ranges=() if ladder else ranges,
+        ladder=ladder,
+        strict=c.strict,
+        rules=RULES,
+        references=c.references,
+        checked=c.checked,
+        eager=c.eager,
+        name="sample_step" if more else "greedy_step",
     )
     return made.bind(model.params)
 

@@ -10,23 +10,58 @@ from afl.run.pack import batch_of
 
 TOL = 1e-4
 COMMON = dict(hidden_size=48, intermediate_size=80, num_hidden_layers=3, vocab_size=97, max_position_embeddings=512)
-LLAMA3 = dict(rope_type="llama3", rope_theta=10000.0, factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0,
-              original_max_position_embeddings=16)
+LLAMA3 = dict(
+    rope_type="llama3",
+    rope_theta=10000.0,
+    factor=8.0,
+    low_freq_factor=1.0,
+    high_freq_factor=4.0,
+    original_max_position_embeddings=16,
+)
 CONFIGS = {
     "llama_untied": (LlamaForCausalLM, LlamaConfig(num_attention_heads=6, num_key_value_heads=2, **COMMON)),
-    "llama_tied": (LlamaForCausalLM, LlamaConfig(num_attention_heads=3, num_key_value_heads=3, tie_word_embeddings=True, **COMMON)),
-    "llama3_rope": (LlamaForCausalLM, LlamaConfig(num_attention_heads=6, num_key_value_heads=1, rope_parameters=LLAMA3, **COMMON)),
-    "llama_linear_rope": (LlamaForCausalLM, LlamaConfig(
-        num_attention_heads=4, num_key_value_heads=2, rope_parameters=dict(rope_type="linear", rope_theta=5000.0, factor=4.0), **COMMON)),
-    "llama_yarn": (LlamaForCausalLM, LlamaConfig(
-        num_attention_heads=4, num_key_value_heads=2,
-        rope_parameters=dict(rope_type="yarn", rope_theta=10000.0, factor=4.0, original_max_position_embeddings=64), **COMMON)),
-    "llama_biases": (LlamaForCausalLM, LlamaConfig(
-        num_attention_heads=6, num_key_value_heads=2, attention_bias=True, mlp_bias=True, **COMMON)),
+    "llama_tied": (
+        LlamaForCausalLM,
+        LlamaConfig(num_attention_heads=3, num_key_value_heads=3, tie_word_embeddings=True, **COMMON),
+    ),
+    "llama3_rope": (
+        LlamaForCausalLM,
+        LlamaConfig(num_attention_heads=6, num_key_value_heads=1, rope_parameters=LLAMA3, **COMMON),
+    ),
+    "llama_linear_rope": (
+        LlamaForCausalLM,
+        LlamaConfig(
+            num_attention_heads=4,
+            num_key_value_heads=2,
+            rope_parameters=dict(rope_type="linear", rope_theta=5000.0, factor=4.0),
+            **COMMON,
+        ),
+    ),
+    "llama_yarn": (
+        LlamaForCausalLM,
+        LlamaConfig(
+            num_attention_heads=4,
+            num_key_value_heads=2,
+            rope_parameters=dict(rope_type="yarn", rope_theta=10000.0, factor=4.0, original_max_position_embeddings=64),
+            **COMMON,
+        ),
+    ),
+    "llama_biases": (
+        LlamaForCausalLM,
+        LlamaConfig(num_attention_heads=6, num_key_value_heads=2, attention_bias=True, mlp_bias=True, **COMMON),
+    ),
     "qwen3": (Qwen3ForCausalLM, Qwen3Config(num_attention_heads=6, num_key_value_heads=3, head_dim=16, **COMMON)),
     # C05: heads whose channels do not divide the hidden size
-    "head_dim": (Qwen3ForCausalLM, Qwen3Config(num_attention_heads=6, num_key_value_heads=2, head_dim=128, tie_word_embeddings=True,
-                                               **{**COMMON, "hidden_size": 56})),
+    "head_dim": (
+        Qwen3ForCausalLM,
+        Qwen3Config(
+            num_attention_heads=6,
+            num_key_value_heads=2,
+            head_dim=128,
+            tie_word_embeddings=True,
+            **{**COMMON, "hidden_size": 56},
+        ),
+    ),
 }
 
 
@@ -38,7 +73,7 @@ def pair(request, tmp_path_factory):
     peer = cls(config).eval()
     with torch.no_grad():
         for name, p in peer.named_parameters():
-            if p.ndim == 1:                      # norms start at one and biases at zero: make mistakes visible
+            if p.ndim == 1:  # norms start at one and biases at zero: make mistakes visible
                 p.add_(torch.randn_like(p) * 0.3)
             elif "embed" not in name:
                 p.mul_(3.0)

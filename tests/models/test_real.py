@@ -16,8 +16,10 @@ pytestmark = [
 ]
 NEW, MARGIN = 64, 1e-4
 LENGTHS = [5, 6, 8, 11, 14, 19, 25, 33, 43, 57, 75, 99, 130, 171, 225, 296, 390, 513, 675, 900]
-WORDS = ("The city that I remember best lies by a river, and in the evening its bridges are full of people who sell bread, "
-         "oranges and small paper boats. When rain comes they laugh and wait under the arches. ").split()
+WORDS = (
+    "The city that I remember best lies by a river, and in the evening its bridges are full of people who sell bread, "
+    "oranges and small paper boats. When rain comes they laugh and wait under the arches. "
+).split()
 
 
 @pytest.fixture(scope="module")

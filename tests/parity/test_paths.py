@@ -13,13 +13,23 @@ from afl.run.load import random_model
 from afl.run.sampling import SamplingParams
 
 SIZES = dict(
-    hidden_size=48, intermediate_size=80, num_hidden_layers=2, num_attention_heads=6, num_key_value_heads=2, head_dim=16,
-    vocab_size=61, max_position_embeddings=256, tie_word_embeddings=False,
+    hidden_size=48,
+    intermediate_size=80,
+    num_hidden_layers=2,
+    num_attention_heads=6,
+    num_key_value_heads=2,
+    head_dim=16,
+    vocab_size=61,
+    max_position_embeddings=256,
+    tie_word_embeddings=False,
 )
 PROMPTS = [[5], [7, 3, 9, 11, 2, 1, 4, 8, 6], [1, 2, 3], [60] * 14, [9, 8, 7, 6, 5]]
 NEW = 9
 MODES = {
-    "program": {}, "eager": {"eager": True}, "references": {"references": True}, "checked": {"checked": True},
+    "program": {},
+    "eager": {"eager": True},
+    "references": {"references": True},
+    "checked": {"checked": True},
     "padded": {"chip": "cpu_buckets"},
 }
 BATCHES = {
@@ -30,7 +40,13 @@ BATCHES = {
 SAMPLING = {
     "greedy": {},
     "seeded": {"temperature": 1.3, "top_k": 20, "top_p": 0.95, "seed": 11},
-    "penalised": {"repetition_penalty": 1.4, "presence_penalty": 0.3, "min_tokens": 4, "stop_ids": (3, 17), "bad_words_ids": ((5,), (7, 9))},
+    "penalised": {
+        "repetition_penalty": 1.4,
+        "presence_penalty": 0.3,
+        "min_tokens": 4,
+        "stop_ids": (3, 17),
+        "bad_words_ids": ((5,), (7, 9)),
+    },
 }
 
 
@@ -53,7 +69,8 @@ def alone(models):
     """The truth: each prompt by itself, reference bodies, one step at a time, nothing traced."""
     return {
         (name, s): run(m, SAMPLING[s], eager=True, references=True, depth=1, max_seqs=1, max_step_tokens=64)
-        for name, m in models.items() for s in SAMPLING
+        for name, m in models.items()
+        for s in SAMPLING
     }
 
 
@@ -73,7 +90,8 @@ def run(model, sampling, **options):
 COMBINATIONS = [
     (arch, mode, depth, chunk, batch, sampling)
     for arch, mode, depth, chunk, batch, sampling in itertools.product(
-        ("llama", "qwen3"), MODES, (1, 2), (5, 64), BATCHES, SAMPLING)
+        ("llama", "qwen3"), MODES, (1, 2), (5, 64), BATCHES, SAMPLING
+    )
     # half of the table, each pair of choices still in it
     if mode == "program" or (len(mode) + depth + chunk + len(batch) + len(sampling) + len(arch)) % 2 == 0
 ]
@@ -93,7 +111,9 @@ def test_all_paths_give_the_same_tokens(models, alone, arch, mode, depth, chunk,
 @pytest.mark.parametrize("sampling", SAMPLING)
 def test_threads_do_not_change_tokens(models, alone, threads, sampling):
     try:
-        assert run(models["llama"], SAMPLING[sampling], depth=2, threads=threads, max_seqs=5) == alone["llama", sampling]
+        assert (
+            run(models["llama"], SAMPLING[sampling], depth=2, threads=threads, max_seqs=5) == alone["llama", sampling]
+        )
     finally:
         import torch
 

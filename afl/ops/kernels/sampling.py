@@ -62,9 +62,9 @@ def _tops(x, tops):
 
 @_exact
 def _first(x, tops, value):
-    """The lowest id whose logit is `value`, 0 if there is none."""
+    """The lowest id whose logit is `value`; 0 if that is -inf, where NaN counts as equal."""
     for b in range(tops.shape[0]):
-        if tops[b] == value:
+        if tops[b] == value and value > _NOTHING:
             for j in range(b * BLOCK, min(b * BLOCK + BLOCK, x.shape[0])):
                 if x[j] == value:
                     return j
@@ -325,8 +325,8 @@ def _sample(logits: Tensor, temperature: Tensor, top_k: Tensor, top_p: Tensor, m
     r, v = logits.shape
     out = torch.empty(r, dtype=torch.int32)
     logits = logits.contiguous()
-    columns = (dense(x) for x in (temperature, top_k, top_p, min_p, u))
-    _rows(r, v, logits.data_ptr(), *columns, out.data_ptr())
+    t, k, p, m = dense(temperature), dense(top_k), dense(top_p), dense(min_p)
+    _rows(r, v, logits.data_ptr(), t, k, p, m, dense(u), out.data_ptr())
     return out
 
 

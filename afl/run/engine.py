@@ -161,7 +161,7 @@ class Engine:
             self._admit(plan)
             batch = pack(plan, self.sched)
             edits, rows = None, None
-            if np.count_nonzero(self.table.special[plan.at]):
+            if self.table.any_special and self.table.special[plan.at].any():
                 rows, edits = self.table.pack(plan.at, plan.kv_len, plan.emit, self.sched.tokens)
             token, logits = self._run(batch, rows, edits, len(plan.rows))
         return Flight(plan, token, logits)
@@ -200,10 +200,10 @@ class Engine:
         """Wait for a step's tokens and, where asked for, their log-probabilities."""
         token, plan = f.token.numpy(), f.plan
         wanted = {}
-        scored = self.table.scored[plan.at] & plan.emit
-        for i in np.flatnonzero(scored).tolist() if np.count_nonzero(scored) else ():
-            n = int(self.table.logprobs[plan.rows[i]])
-            wanted[plan.ids[i]] = top_logprobs(f.logits[i : i + 1], f.token[i : i + 1], n)[0]
+        if self.table.any_scored:
+            for i in np.flatnonzero(self.table.scored[plan.at] & plan.emit).tolist():
+                n = int(self.table.logprobs[plan.rows[i]])
+                wanted[plan.ids[i]] = top_logprobs(f.logits[i : i + 1], f.token[i : i + 1], n)[0]
         return Sampled(f.plan.step, token), wanted
 
     @property

@@ -223,6 +223,7 @@ class SampleTable:
         self.special, self.edited, self.scored = (np.zeros(rows, bool) for _ in range(3))
         self.logprobs = np.zeros(rows, np.int64)
         self.edits: dict[int, RowEdits] = {}
+        self.any_special = self.any_scored = False     # over all rows, so that a step need not look
 
     def set(self, row: int, p: SamplingParams, seed: int, prompt_tokens: int, stop_ids: tuple[int, ...]) -> None:
         """Row `row` now belongs to a request with these parameters; `stop_ids` are what min_tokens holds back."""
@@ -231,6 +232,7 @@ class SampleTable:
         self.seed[row] = seed
         self.special[row], self.edited[row] = not p.plain, p.edits
         self.scored[row], self.logprobs[row] = p.logprobs is not None, p.logprobs or 0
+        self.any_special, self.any_scored = bool(self.special.any()), bool(self.scored.any())
         self.edits.pop(row, None)
         if p.edits:
             self.edits[row] = RowEdits(p, prompt_tokens, stop_ids)

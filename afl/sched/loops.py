@@ -75,9 +75,9 @@ def fit(rows, capped, sched, nblk, promise, want, block_tokens, budget, grant, e
 def extend(rows, grant, block_tokens, sched, nblk, start, need):
     """Add the grants to `sched` and the blocks they need to `nblk`; `start` and `need` tell what was there and is new.
 
-    Returns the number of new blocks and the widest row.
+    Returns the number of new blocks, the widest row and the number of tokens.
     """
-    total = width = 0
+    total = width = tokens = 0
     for i in range(len(rows)):
         row = rows[i]
         start[i] = sched[row]
@@ -87,7 +87,8 @@ def extend(rows, grant, block_tokens, sched, nblk, start, need):
         nblk[row] = blocks
         total += need[i]
         width = max(width, blocks)
-    return total, width
+        tokens += grant[i]
+    return total, width, tokens
 
 
 def gather(rows, table, out):

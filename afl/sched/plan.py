@@ -16,12 +16,8 @@ class Plan:
     emit: np.ndarray          # bool [r] the grant reaches the row's last token, so the row samples
     blocks: np.ndarray        # int32 [r, w] block tables, 0 behind a row's last block
     at: np.ndarray            # intp [r] `rows` again, as numpy likes indices
+    tokens: int               # sum of the grants
     needs_host: bool = False  # a row samples under host state (a grammar mask) that must be ready first
-
-    @property
-    def tokens(self) -> int:
-        """Number of tokens computed in this step."""
-        return int(self.grant.sum())
 
     @property
     def kv_len(self) -> np.ndarray:

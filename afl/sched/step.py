@@ -108,7 +108,7 @@ def tokens_for(s: SchedState, plan: Plan) -> np.ndarray:
 def _hand_out(s: SchedState, rows: np.ndarray, grant: np.ndarray, emit: np.ndarray, reasons: Mapping[str, int]):
     """Give the rows their blocks and record the plan as in flight."""
     sched, nblk, start, need = s.sched.copy(), s.nblk.copy(), empty32(len(rows)), empty32(len(rows))
-    total, width = compiled(extend)(rows, grant, s.config.block_tokens, sched, nblk, start, need)
+    total, width, tokens = compiled(extend)(rows, grant, s.config.block_tokens, sched, nblk, start, need)
     table, pool = s.table, s.pool
     if total:
         ids, pool = pool.take(total)
@@ -118,7 +118,7 @@ def _hand_out(s: SchedState, rows: np.ndarray, grant: np.ndarray, emit: np.ndarr
         table = table.set((np.repeat(rows[at], count), np.repeat(s.nblk[rows[at]], count) + within), ids)
     blocks = np.empty((len(rows), width), np.int32)
     compiled(gather)(rows, table.array, blocks)
-    plan = Plan(s.step + 1, rows.astype(np.int32), s.ids[rows], start, grant, emit, blocks, rows,
+    plan = Plan(s.step + 1, rows.astype(np.int32), s.ids[rows], start, grant, emit, blocks, rows, tokens,
                 bool(np.count_nonzero(s.needs_host[rows] & emit)))
     s = evolve(s, step=s.step + 1, sched=sched, nblk=nblk, table=table, pool=pool, inflight=(*s.inflight, plan),
                      skips=counted(s.skips, reasons))

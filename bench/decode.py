@@ -1,7 +1,7 @@
 """Decode speed on the host: tokens/s of afl and of transformers' generate on the same float32 weights, in turns.
 
 Floors: bytes of weights and cache per step over the measured read bandwidth; and the bare linears of one step.
-Targets: 1.3x at batch 1, 1.15x at batch 8.   python bench/decode.py [--model smollm2] [--rounds 5] [--new 64] [--batches 1,8]
+Targets: 1.3x at batch 1, 1.15x at batch 8.   python bench/decode.py [--rounds 5] [--new 64] [--batches 1,8]
 """
 
 import argparse
@@ -50,8 +50,9 @@ def main() -> None:
         ratio = speed["afl"] / speed["transformers"]
         rows.append({"batch": n, **speed, "ratio": ratio, "bandwidth_floor": floor, "linears_floor": linears})
         print(
-            f"batch {n:3}: afl {speed['afl']:7.1f} tok/s   transformers {speed['transformers']:7.1f}   ratio {ratio:.2f}   "
-            f"floors: bandwidth {floor:.1f} ({speed['afl'] / floor:.0%}), bare linears {linears:.1f} ({speed['afl'] / linears:.0%})"
+            f"batch {n:3}: afl {speed['afl']:7.1f} tok/s   transformers {speed['transformers']:7.1f}   ratio {ratio:.2f}"
+            f"   floors: bandwidth {floor:.1f} ({speed['afl'] / floor:.0%}), "
+            f"bare linears {linears:.1f} ({speed['afl'] / linears:.0%})"
         )
     if a.json:
         print(json.dumps(rows))

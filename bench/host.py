@@ -1,4 +1,4 @@
-"""Host cost of one decode step: events in, schedule, pack, program, commit, outputs out.  32 layers, 256 rows, null chip.
+"""Host cost of one decode step: events in, schedule, pack, program, commit, outputs out.  32 layers, 256 rows.
 
 Target: median under 300 us plus 0.25 us per equation; tracing plus planning of 32 layers under 150 ms.
 """
@@ -53,7 +53,8 @@ def main() -> None:
         budget = 300 + 0.25 * equations
         rows[name] = {"step_us": step, "equations": equations, "budget_us": budget}
         print(
-            f"{name:7} step {step:7.1f} us   {equations} equations, budget {budget:.0f} us   {'ok' if step < budget else 'OVER'}"
+            f"{name:7} step {step:7.1f} us   {equations} equations, budget {budget:.0f} us"
+            f"   {'ok' if step < budget else 'OVER'}"
             f"   (first steps {first * 1e3:.0f} ms)"
         )
     rows["trace_plan_ms"] = trace_plan()

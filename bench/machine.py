@@ -1,4 +1,4 @@
-"""What every bench needs: is the machine idle, how fast is it at most, and interleaved medians of several contenders."""
+"""What every bench needs: is the machine idle, how fast is it at most, and medians of contenders that take turns."""
 
 import statistics
 import sys
@@ -22,7 +22,7 @@ def empty_region_us() -> float:
 
 
 def require_idle(argv: list[str] | None = None) -> None:
-    """Exit with status 3 and a sentence if the machine is busy; --busy-ok measures all the same (not for the record)."""
+    """Exit with status 3 and a sentence if the machine is busy; --busy-ok measures all the same, off the record."""
     found = min(empty_region_us() for _ in range(3))
     if found > BUSY_US:
         print(

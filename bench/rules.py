@@ -37,7 +37,8 @@ def main() -> None:
                 without = step(m, rows, tuple(r for r in RULES if r is not rule))
                 us = interleaved({"with": full, "without": without}, a.rounds)
                 saved = 1 - us["with"] / us["without"]
-                print(f"{name:6} batch {rows}: {rule.name:16} {us['without']:9.1f} -> {us['with']:9.1f} us   {saved:+.1%}")
+                figures = f"{us['without']:9.1f} -> {us['with']:9.1f} us   {saved:+.1%}"
+                print(f"{name:6} batch {rows}: {rule.name:16} {figures}")
 
 
 def step(m, rows: int, rules):

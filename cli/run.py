@@ -177,9 +177,8 @@ def _serve(
     with busy(f"opening {name}"):        # torch and the tokenizer take a second or two
         from afl.run.engine import Engine
         from afl.run.generate import encode, stream
-        from afl.run.sampling import SamplingParams
-
         from afl.run.load import outline
+        from afl.run.sampling import SamplingParams
 
         found = outline(name, config)
     m = found.model

@@ -90,7 +90,7 @@ class Engine:
     # ---- requests
 
     def submit(self, prompt: Sequence[int], params: SamplingParams, id: str | None = None) -> str:
-        """Queue a request; returns its id.  Raises RequestError, with everything that is wrong, if it cannot be served."""
+        """Queue a request; returns its id.  Raises RequestError, with all that is wrong, if it cannot be served."""
         id = id if id is not None else f"r{next(self._numbers)}"
         if id in self.live:
             raise RequestError(f"request id {id!r} is in use; give each request an id of its own")
@@ -135,7 +135,7 @@ class Engine:
     # ---- the loop
 
     def step(self) -> StepResult:
-        """One turn: results of the oldest step if `depth` are in flight or nothing else can be done, then a new step."""
+        """One turn: results of the oldest step if `depth` are in flight or nothing else can be done; then a step."""
         events, self.inbox = self.inbox, []
         logprobs: dict[str, TokenLogprobs] = {}
         if self.flight and (len(self.flight) >= self.config.depth or self.stalled):

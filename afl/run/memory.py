@@ -44,7 +44,7 @@ def size_pool(
     block_tokens = config.block_tokens or default
     if allowed and block_tokens not in allowed:
         raise ConfigError(
-            f"block_tokens {block_tokens} is not possible on chip {chip.name!r}; allowed: {', '.join(map(str, allowed))}"
+            f"block_tokens {block_tokens} is not possible on chip {chip.name!r}: it has {', '.join(map(str, allowed))}"
         )
     if config.max_model_len > max_len:
         raise ConfigError(

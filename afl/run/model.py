@@ -1,4 +1,4 @@
-"""A loaded model as a value: the definition, its config, parameters and text layer.  The functional API of notebooks."""
+"""A loaded model as a value: definition, config, parameters and text layer.  The functional API of notebooks."""
 
 from collections.abc import Iterator, Sequence
 from functools import cached_property
@@ -88,7 +88,7 @@ class Model:
         return trace(self.step, *args, tags=("param", "state", "batch")).graph
 
     def explain(self, op: str | None = None, rows: int = 4) -> list[Choice]:
-        """Which kernel each op of the decode step gets on this chip, and why not the others; one entry per op and types."""
+        """Which kernel each op of the decode step gets on this chip, and why not the others; once per op and types."""
         found: dict[Any, Choice] = {}
         for e in self.graph(rows=rows).eqns:
             types = tuple(v.type if v is not None else None for v in e.ins)

@@ -31,7 +31,7 @@ class Tokenizer:
         self.special_ids = frozenset(i for i, t in added.items() if t.special)
         self.bos_id = self._id_of("bos_token")
         own = self._id_of("eos_token")
-        self.eos_ids = tuple(dict.fromkeys([*eos_ids, *([] if own is None else [own])]))
+        self.eos_ids: tuple[int, ...] = tuple(dict.fromkeys([*eos_ids, *([] if own is None else [own])]))
 
     @classmethod
     def from_checkpoint(cls, checkpoint: Checkpoint) -> "Tokenizer":

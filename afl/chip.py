@@ -11,6 +11,8 @@ import attrs
 
 from afl.errors import ConfigError, unknown
 
+DTYPE_ALIASES = {"f32": "float32", "float": "float32", "f16": "float16", "half": "float16", "bf16": "bfloat16"}
+
 
 class F:
     """Feature names that kernels of this package may need.  A plugin may use names of its own."""

@@ -50,7 +50,7 @@ def main() -> None:
         ratio = speed["afl"] / speed["transformers"]
         rows.append({"batch": n, **speed, "ratio": ratio, "bandwidth_floor": floor, "linears_floor": linears})
         print(
-            f"batch {n:3}: afl {speed['afl']:7.1f} tok/s   transformers {speed['transformers']:7.1f}   ratio {ratio:.2f}"
+            f"batch {n:3}: afl {speed['afl']:7.1f} tok/s   peer {speed['transformers']:7.1f}   ratio {ratio:.2f}"
             f"   floors: bandwidth {floor:.1f} ({speed['afl'] / floor:.0%}), "
             f"bare linears {linears:.1f} ({speed['afl'] / linears:.0%})"
         )

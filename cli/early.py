@@ -15,7 +15,6 @@ from afl import config as configs
 from afl.config import EngineConfig
 from afl.errors import ConfigError, unknown, violations
 
-SHORT = {"f32": "float32", "f16": "float16", "bf16": "bfloat16", "half": "float16", "float": "float32"}
 _ROOT = Path(str(afl.__file__)).parent
 
 
@@ -49,7 +48,7 @@ def _chip(name: str, dtype: str) -> list[str]:
     found = find_chip(name)
     if found is None:
         return [unknown("chip", name, chips.names())]
-    if SHORT.get(dtype, dtype) not in ("auto", *found.dtypes):
+    if chips.DTYPE_ALIASES.get(dtype, dtype) not in ("auto", *found.dtypes):
         return [f"dtype {dtype!r} is not one of chip {name!r}: auto, {', '.join(found.dtypes)}"]
     return []
 

@@ -9,7 +9,7 @@ import torch
 
 from afl import config as configs
 from afl import tree
-from afl.chip import Chip
+from afl.chip import DTYPE_ALIASES, Chip
 from afl.config import EngineConfig
 from afl.errors import AflError, ConfigError
 from afl.models.checkpoint import Checkpoint, open_checkpoint
@@ -110,9 +110,7 @@ def empty_for(chip: Any) -> Callable[[str, tuple[int, ...], torch.dtype], torch.
 
 def choose_dtype(wish: str, chip: Chip) -> torch.dtype:
     """The compute dtype: the wish if the chip has it; "auto" is the chip's first."""
-    name = {"f32": "float32", "f16": "float16", "bf16": "bfloat16", "half": "float16", "float": "float32"}.get(
-        wish, wish
-    )
+    name = DTYPE_ALIASES.get(wish, wish)
     if name == "auto":
         name = chip.dtypes[0]
     if name not in chip.dtypes:

@@ -7,10 +7,10 @@ import sys
 
 import attrs
 import pytest
-from afl_cli.early import SHORT, engine_config
+from afl_cli.early import engine_config
 from afl_cli.prompts import from_lines
 
-from afl.chip import Chip
+from afl.chip import DTYPE_ALIASES, Chip
 from afl.config import EngineConfig
 from afl.errors import ConfigError
 from afl.run.load import choose_dtype
@@ -89,8 +89,8 @@ def test_a_dtype_that_the_chip_lacks_is_refused_early(afl):
 
 def test_short_dtype_names_mean_what_the_loader_takes_them_for():
     any_chip = Chip("any", dtypes=("float32", "float16", "bfloat16"))
-    for short, name in SHORT.items():
-        assert choose_dtype(short, any_chip, {}) is DTYPES[name]
+    for short, name in DTYPE_ALIASES.items():
+        assert choose_dtype(short, any_chip) is DTYPES[name]
         engine_config({"dtype": short})
 
 

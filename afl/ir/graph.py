@@ -54,24 +54,43 @@ class Graph:
         return show_html(self)
 
 
+FEW = 16  # a graph with more inputs calls them by their names and counts parameters and state in its header
+
+
 def numbering(g: Graph) -> dict[Var, str]:
-    """Short names %0, %1, ... in order of definition."""
+    """Names of all values: %0, %1, ... in order of definition; inputs of a large graph keep the names they came with."""
+    named: dict[str, int] = {}
+    for v in g.ins if len(g.ins) > FEW else ():
+        named[v.name] = named.get(v.name, 0) + 1
     names: dict[Var, str] = {}
     for v in g.ins:
-        names[v] = f"%{len(names)}"
+        names[v] = v.name if v.name and named.get(v.name) == 1 else f"%{len(names)}"
+    given = sum(not x.startswith("%") for x in names.values())
     for e in g.eqns:
         for v in e.outs:
-            names.setdefault(v, f"%{len(names)}")
+            names.setdefault(v, f"%{len(names) - given}")
     return names
 
 
 def show(g: Graph, where: bool = False) -> str:
     """The graph as text, one equation per line; also the format of golden tests."""
     n = numbering(g)
-    rows = ["graph(" + " ".join(f"{n[v]}:{v.type}" for v in g.ins) + ")"]
+    rows = _header(g, n)
     rows += ["  " + line(e, n) + (f"    # {e.where}" if where and e.where else "") for e in g.eqns]
     rows.append("  return " + " ".join(n.get(v, "?") for v in g.outs))
     return "\n".join(rows)
+
+
+def _header(g: Graph, n: Mapping[Var, str]) -> list[str]:
+    """All inputs in one line; of many, those with the tags param, state and const are only counted."""
+    shown = [v for v in g.ins if len(g.ins) <= FEW or g.tags.get(v) not in ("param", "state", "const")]
+    rows = []
+    for tag in ("param", "state", "const"):
+        some = [v for v in g.ins if v not in shown and g.tags.get(v) == tag]
+        if some:
+            size = sum(v.type.nbytes for v in some if isinstance(v.type, TensorType))
+            rows.append(f"  # {tag}: {len(some)} values, {size / 1e6:.1f} MB; {n[some[0]]}:{some[0].type}, ...")
+    return ["graph(" + " ".join(f"{n[v]}:{v.type}" for v in shown) + ")", *rows]
 
 
 def line(e: Equation, n: Mapping[Var, str]) -> str:

@@ -58,7 +58,7 @@ FEW = 16  # a graph with more inputs calls them by their names and counts parame
 
 
 def numbering(g: Graph) -> dict[Var, str]:
-    """Names of all values: %0, %1, ... in order of definition; inputs of a large graph keep the names they came with."""
+    """Names of all values: %0, %1, ... in order of definition; inputs of a large graph keep their own names."""
     named: dict[str, int] = {}
     for v in g.ins if len(g.ins) > FEW else ():
         named[v.name] = named.get(v.name, 0) + 1

@@ -4,9 +4,7 @@ Source: Salmon et al. 2011 (doi:10.1145/2063384.2063405).  Key = the seed's two 
 0), so a number depends on the request alone: not on batch, order, chip or thread.
 """
 
-import functools
-from typing import Any
-
+import numba
 import numpy as np
 
 SAMPLE = 0                # purpose: the token of a position
@@ -25,13 +23,36 @@ def philox(counter: np.ndarray, key: np.ndarray) -> np.ndarray:
     return np.stack(c, 1).astype(np.uint32)
 
 
-def uniforms(seed: np.ndarray, position: np.ndarray, purpose: int = SAMPLE) -> np.ndarray:
-    """f64 [r] in (0, 1): 52 bits of two words, plus one half, so that neither border is reached.
+@numba.njit(cache=True)
+def uniform(seed, position, purpose):
+    """One number in (0, 1) for compiled loops: 52 bits of two words, plus one half, so that neither border is reached.
 
-    seed uint64 [r]; position int64 [r] >= 0.  Twenty-four bits would be coarser than the mass of rare tokens in a
+    seed, purpose: uint64; position >= 0.  Twenty-four bits would be coarser than the mass of rare tokens in a
     vocabulary of 150,000.
     """
-    return _compiled()(np.asarray(seed, np.uint64), np.asarray(position, np.int64), np.uint64(purpose))
+    low, half = np.uint64(0xFFFFFFFF), np.uint64(32)
+    m0, m1, w0, w1 = np.uint64(_M0), np.uint64(_M1), np.uint64(_W0), np.uint64(_W1)
+    c0, c1, c2, c3 = np.uint64(0), np.uint64(position) & low, purpose, np.uint64(0)
+    k0, k1 = seed & low, seed >> half
+    for _ in range(10):
+        a, b = c0 * m0, c2 * m1
+        c0, c1, c2, c3 = (b >> half) ^ c1 ^ k0, b & low, (a >> half) ^ c3 ^ k1, a & low
+        k0, k1 = (k0 + w0) & low, (k1 + w1) & low
+    bits = (c0 >> np.uint64(6)) << np.uint64(26) | (c1 >> np.uint64(6))
+    return (np.float64(bits) + 0.5) * 2.0**-52
+
+
+def uniforms(seed: np.ndarray, position: np.ndarray, purpose: int = SAMPLE) -> np.ndarray:
+    """f64 [r] of `uniform`: seed uint64 [r], position int64 [r]."""
+    return _loop(np.asarray(seed, np.uint64), np.asarray(position, np.int64), np.uint64(purpose))
+
+
+@numba.njit(cache=True)
+def _loop(seed, position, purpose):
+    out = np.empty(seed.shape[0])
+    for i in range(seed.shape[0]):
+        out[i] = uniform(seed[i], position[i], purpose)
+    return out
 
 
 def uniforms_plain(seed: np.ndarray, position: np.ndarray, purpose: int = SAMPLE) -> np.ndarray:
@@ -42,26 +63,3 @@ def uniforms_plain(seed: np.ndarray, position: np.ndarray, purpose: int = SAMPLE
     w = philox(counter, np.stack([seed & _LOW, seed >> np.uint64(32)], 1))
     high, low = (w[:, 0] >> 6).astype(np.uint64), (w[:, 1] >> 6).astype(np.uint64)
     return ((high << np.uint64(26) | low).astype(np.float64) + 0.5) * 2.0**-52
-
-
-@functools.cache
-def _compiled() -> Any:
-    import numba
-
-    m0, m1, w0, w1 = (np.uint64(x) for x in (_M0, _M1, _W0, _W1))
-    low, half = np.uint64(0xFFFFFFFF), np.uint64(32)
-
-    def loop(seed, position, purpose):
-        out = np.empty(seed.shape[0])
-        for i in range(seed.shape[0]):
-            c0, c1, c2, c3 = np.uint64(0), np.uint64(position[i]) & low, purpose, np.uint64(0)
-            k0, k1 = seed[i] & low, seed[i] >> half
-            for _ in range(10):
-                a, b = c0 * m0, c2 * m1
-                c0, c1, c2, c3 = (b >> half) ^ c1 ^ k0, b & low, (a >> half) ^ c3 ^ k1, a & low
-                k0, k1 = (k0 + w0) & low, (k1 + w1) & low
-            bits = (c0 >> np.uint64(6)) << np.uint64(26) | (c1 >> np.uint64(6))
-            out[i] = (np.float64(bits) + 0.5) * 2.0**-52
-        return out
-
-    return numba.njit(cache=True)(loop)

@@ -11,7 +11,8 @@ from torch import Tensor
 
 from afl.errors import RequestError, nearest, violations
 from afl.run.edits import RowEdits
-from afl.run.philox import uniforms
+from afl.run.philox import uniform
+from afl.sched.loops import compiled
 from afl.tree import struct
 
 
@@ -214,6 +215,22 @@ def leaves_of(rows: SampleRows, edits: Edits) -> tuple[Tensor, ...]:
 _NO_EDITS = Edits(*(torch.empty(0, dtype=t) for t in (torch.int32, torch.int32, *3 * (torch.float32,))))
 
 
+_NONE = np.zeros(0, bool)
+
+
+def draw_columns(rows, emit, position, temperature, top_p, min_p, top_k, seed, floats, out_k, u):
+    """Gather the columns of `rows`; temperature, top_p and min_p lie one behind the other.
+
+    Rows that take no token are greedy.
+    """
+    r = len(rows)
+    for i in range(r):
+        row = rows[i]
+        floats[i] = temperature[row] if emit[i] else np.float32(0)
+        floats[r + i], floats[2 * r + i], out_k[i] = top_p[row], min_p[row], top_k[row]
+        u[i] = uniform(seed[row], position[i], np.uint64(0))
+
+
 class SampleTable:
     """Sampling parameters by device row, as numpy columns that a step indexes with its rows."""
 
@@ -243,11 +260,13 @@ class SampleTable:
         position: of the token to be sampled.  emit: rows that take a token; the others are greedy, the cheapest.
         tokens[row]: what the host knows of a row.
         """
-        temperature, edited = self.temperature.take(rows), self.edited.take(rows)
-        if not emit.all():
-            temperature *= emit
-        u = uniforms(self.seed.take(rows), position)
-        columns = (temperature, self.top_k.take(rows), self.top_p.take(rows), self.min_p.take(rows), u)
+        r = len(rows)
+        floats, top_k, u = np.empty(3 * r, np.float32), np.empty(r, np.int32), np.empty(r)
+        compiled(draw_columns)(
+            rows, emit, position, self.temperature, self.top_p, self.min_p, self.top_k, self.seed, floats, top_k, u
+        )
+        temperature, top_p, min_p = torch.from_numpy(floats).split(r) if r else (torch.empty(0),) * 3
+        edited = self.edited.take(rows) if self.edits else _NONE
         parts = []
         if np.count_nonzero(edited):
             for i in np.flatnonzero(edited & emit).tolist():
@@ -255,7 +274,7 @@ class SampleTable:
                 ids, bias, repeat, minus = self.edits[row].now(tokens[row])
                 parts.append((np.full(len(ids), i, np.int32), ids, bias, repeat, minus))
         edits = Edits(*(torch.from_numpy(np.concatenate(p)) for p in zip(*parts, strict=True))) if parts else _NO_EDITS
-        return SampleRows(*map(torch.from_numpy, columns)), edits
+        return SampleRows(temperature, torch.from_numpy(top_k), top_p, min_p, torch.from_numpy(u)), edits
 
 
 def pad_rows(rows: SampleRows, edits: Edits, r: int, m: int) -> tuple[SampleRows, Edits]:

@@ -11,8 +11,15 @@ from afl.chip import Limits
 from afl.run.sampling import SamplingParams
 
 SETTINGS = dict(
-    hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2, head_dim=8,
-    vocab_size=61, max_position_embeddings=256, tie_word_embeddings=False,
+    hidden_size=32,
+    intermediate_size=48,
+    num_hidden_layers=2,
+    num_attention_heads=4,
+    num_key_value_heads=2,
+    head_dim=8,
+    vocab_size=61,
+    max_position_embeddings=256,
+    tie_word_embeddings=False,
 )
 
 
@@ -47,7 +54,7 @@ def capturing():
 
 @pytest.fixture
 def serve():
-    """serve(engine, {id: (prompt, sampling)}) -> {id: (tokens, finish)}; every plan of the run goes to `plans`."""
+    """serve(engine, {id: (prompt, sampling)}) -> {id: (tokens, finish or refusal)}; `plans` receives every plan."""  # noqa: E501
 
     def run(engine, requests, plans=None):
         for id, (prompt, sampling) in requests.items():
@@ -59,10 +66,10 @@ def serve():
             if plans is not None and engine.steps > before:
                 plans.append(engine.flight[-1].plan)
             for id, token, why in outputs.rows():
-                tokens[id] += [token] * (token >= 0)
+                tokens.setdefault(id, []).extend([token] * (token >= 0))
                 if why:
                     finish[id] = why
-            finish |= {id: message for id, message in outputs.refused}
+            finish |= dict(outputs.refused)
         return {id: (tokens[id], finish[id]) for id in requests}
 
     return run

@@ -81,7 +81,7 @@ def test_b22_one_limit_for_admission_scheduler_pool_and_command_line(llama, mode
 
     long = afl.random_model("LlamaForCausalLM", settings | {"max_position_embeddings": 262_144}, seed=3)
     block = sum(c.block_bytes(10, long.dtype) for c in long.caches)
-    monkeypatch.setattr(configs, "available_memory", lambda *_: 16 * block * 4)      # a quarter: 15 blocks and the null
+    monkeypatch.setattr(configs, "available_memory", lambda *_: 16 * block * 4)  # a quarter: 15 blocks and the null
     engine = long.engine(block_tokens=10)
     assert engine.pool.max_model_len == engine.sched.config.max_model_len == engine.pool.tokens == 150
     got = serve(engine, {"fits": ([3] * 149, {}), "over": ([3] * 150, {}), "grows": ([3] * 100, {})})

@@ -32,12 +32,20 @@ class RequestError(BadInput):
     """A generation request that is refused at submission."""
 
 
+class BalanceError(BadInput):
+    """Loads, a placement, a topology or parameters from which no placement of experts can be planned."""
+
+
 class TypeRuleError(AflError):
     """Operands that do not fit an op's declared types."""
 
 
 class NoKernel(AflError):
     """No kernel of an op accepts these operands on this chip."""
+
+
+class VendorRefusal(AflError):
+    """Arguments that a vendor operator does not take; raised by its emulation on CPU."""
 
 
 class AmbiguousKernel(AflError):

@@ -141,10 +141,10 @@ class _NoVendorPackage(MetaPathFinder, Loader):
             return None
         return ModuleSpec(fullname, self)
 
-    def create_module(self, spec: ModuleSpec) -> ModuleType | None:
+    def exec_module(self, module: ModuleType) -> None:
         raise ImportError(
             "torch_npu cannot be imported now: this process emulates an NPU chip and has defined the vendor's "
             "operators itself, since torch_npu could not be imported when that chip was first used. "
             "A second definition would abort the process. Make torch_npu and its libraries importable and start again.",
-            name=spec.name,
+            name=module.__name__,
         )

@@ -205,6 +205,8 @@ class Plan:
     seconds: float                      # of all rounds, none of it hidden
     gain_seconds: float                 # expected over the horizon
     reasons: tuple[str, ...] = ()       # one per layer: why it changes, or why not
+    commits: tuple[tuple[int, ...], ...] = ()   # one per round: the layers whose staged experts take their slots after it
+    starts: tuple[int, ...] = ()        # one per round: the step, from 0, in which it may start
 
 
 @attrs.frozen
@@ -222,13 +224,17 @@ class Params:
     forecaster: str = "backtest"        # or "mean", "ewma", ...: see forecast.py
     groups: int = 1                     # expert groups of group-limited routing (greedy)
     seed: int = 0                       # of the random policy
+    staging: int = 0                    # experts that a rank can hold beside its slots; 0: what the busiest layer needs
+    link_share: float = 0.5             # part of a step in which the links may carry transfers
+    expert_share: float = 0.5           # part of a step that the experts take at the present imbalance
 
     def __attrs_post_init__(self) -> None:
         rules: tuple[tuple[str, float, float], ...] = (
             ("z", 0, 100), ("tol", 0, np.inf), ("gate", 0, np.inf), ("max_move_frac", 0, np.inf),
             ("bytes_per_expert", 0, np.inf), ("step_seconds", 0, np.inf), ("horizon_steps", 0, np.inf),
-            ("groups", 1, np.inf), ("seed", 0, np.inf))
-        bad = [f"{n} must be a number of at least {low}, got {getattr(self, n)}"
-               for n, low, high in rules if not low <= getattr(self, n) <= high]
+            ("groups", 1, np.inf), ("seed", 0, np.inf), ("staging", 0, np.inf), ("link_share", 1e-6, 1),
+            ("expert_share", 0, 1))
+        bad = [f"{n} must be a number of at least {low}{'' if high == np.inf else f' and at most {high:g}'}, "
+               f"got {getattr(self, n)}" for n, low, high in rules if not low <= getattr(self, n) <= high]
         if bad:
             raise BalanceError(violations("planner parameters", bad))

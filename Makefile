@@ -7,8 +7,11 @@ TORCH := $(shell sed -n 's/.*"\(torch==[^"]*\)".*/\1/p' pyproject.toml)
 RUN := .venv/.installed
 DEV := .venv/.installed-dev
 ARGS ?=
+# an environment with the vendor's package, over libraries that stand in for the NPU runtime (gcc and binutils)
+NPU := .venv-vendor
+NPU_NEEDS := pyyaml packaging decorator psutil protobuf
 
-.PHONY: run test soak lint types bench clean
+.PHONY: run test soak lint types bench vendor-check clean
 .DELETE_ON_ERROR:
 
 run: $(RUN)
@@ -36,6 +39,17 @@ types: $(DEV)
 bench: $(DEV)
 	@for script in $(wildcard bench/[a-z]*.py); do echo "== $$script"; $(PY) $$script || exit 1; done
 
+vendor-check: $(NPU)/.installed
+	@LD_LIBRARY_PATH=$(NPU)/cann $(NPU)/bin/python -W ignore tests/vendor/check.py
+
+$(NPU)/.installed: pyproject.toml tests/vendor/stub.py tests/vendor/cann.c tests/vendor/opapi.c
+	@echo "installing the vendor's package into $(NPU) (once; a few minutes) ..."
+	@test -x $(NPU)/bin/python || $(PYTHON) -m venv $(NPU)
+	@$(NPU)/bin/python -m pip install --quiet --disable-pip-version-check "$(TORCH)"
+	@$(NPU)/bin/python -m pip install --quiet --disable-pip-version-check --editable ".[npu]" $(NPU_NEEDS)
+	@$(NPU)/bin/python tests/vendor/stub.py $(NPU)/cann
+	@touch $@
+
 $(PY):
 	@test -n "$(PYTHON)" || { echo "no python3.11 (or newer) found; set PYTHON=/path/to/python3.11"; exit 1; }
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "$(PYTHON) is older than 3.11; set PYTHON=...")'
@@ -55,4 +69,4 @@ $(DEV): $(RUN)
 	@touch $@
 
 clean:
-	rm -rf .venv build *.egg-info .pytest_cache .ruff_cache .hypothesis
+	rm -rf .venv $(NPU) build *.egg-info .pytest_cache .ruff_cache .hypothesis

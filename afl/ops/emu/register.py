@@ -105,15 +105,20 @@ def outdated(name: str) -> str | None:
     return f"the installed torch_npu has another schema: {real or 'none'}; install the version of the extra afl[npu]"
 
 
+def load() -> None:
+    """Import every module of this package, so that all emulations are declared."""
+    package = importlib.import_module(__package__ or "afl.ops.emu")
+    for module in pkgutil.iter_modules(package.__path__):
+        importlib.import_module(f"{package.__name__}.{module.name}")
+
+
 @functools.cache
 def register() -> None:
     """Give every emulated operator to torch for CPU tensors; defines the schemas if torch_npu is absent.
 
     Called at the first use of a chip that calls vendor operators, never at import.
     """
-    package = importlib.import_module(__package__ or "afl.ops.emu")
-    for module in pkgutil.iter_modules(package.__path__):
-        importlib.import_module(f"{package.__name__}.{module.name}")
+    load()
     absent = vendor_package() is None
     wrong = {n: disagreement(SCHEMAS[n], fn) or (None if absent else outdated(n)) for n, fn in IMPLEMENTATIONS.items()}
     if any(wrong.values()):

@@ -1,0 +1,196 @@
+"""One chip's kernels over the real torch_npu: each conformance case on fake tensors of device npu, against CPU.
+
+    CANN_STUB_SOC=Ascend910B3 PYTHONPATH=tests:tests/ops python tests/vendor/fake_chip.py a2       (prints JSON)
+
+A kernel runs twice: on CPU with the emulated vendor operators, and on fake tensors with torch_npu's own shape
+functions.  The same vendor operators must be called in the same order, and each must give as many results of the same
+shapes and dtypes.  On the way no device operand may meet a host one and no device value may be read.  An operator
+without shape function takes its results from the CPU run, so that the rest of the kernel is checked all the same; the
+operator itself stays unproven.
+"""
+
+import json
+import sys
+from typing import Any
+
+import attrs
+import conformance
+import torch
+from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from afl import device, plugins
+from afl.chip import Chip
+from afl.ir.kernel import Kernel
+from afl.types import SHORT, TensorType
+
+SPACES = ("npu", "atb")
+HOST = {"context_lens", "seq_len"}             # operands of atb:: operators that the vendor reads on the host
+
+# operators whose shape function contradicts the operator's documentation, with what is wrong
+KNOWN_WRONG = {
+    "npu::npu_sparse_flash_attention": "paged TND: the log-sum-exp has shape [k, t, 0] where the operator gives [t, h]",
+}
+
+
+@attrs.frozen
+class Seen:
+    """One vendor call: the operator with its overload, and the types of its results."""
+
+    name: str
+    results: tuple[TensorType, ...]
+
+
+def has_shapes(func: torch._ops.OpOverload) -> bool:
+    """Whether torch_npu can tell the result types of this operator."""
+    return any(torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), key)
+               for key in ("Meta", "CompositeImplicitAutograd", "CompositeExplicitAutograd"))
+
+
+def types(out: Any) -> tuple[TensorType, ...]:
+    found = out if isinstance(out, tuple | list) else (out,)
+    return tuple(TensorType(tuple(x.shape), x.dtype) for x in found if isinstance(x, Tensor))
+
+
+class Watch(TorchDispatchMode):
+    """Notes the vendor calls of a run on CPU."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: list[Seen] = []
+
+    def __torch_dispatch__(self, func: Any, types_: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = func(*args, **(kwargs or {}))
+        if func.namespace in SPACES:
+            self.seen.append(Seen(func.name(), types(out)))
+        return out
+
+
+class Follow(TorchDispatchMode):
+    """Repeats a run on fake device tensors; `problems` says where it differs from the calls seen on CPU."""
+
+    def __init__(self, expected: list[Seen]) -> None:
+        super().__init__()
+        self.expected = expected
+        self.seen: list[Seen] = []
+        self.problems: list[str] = []
+
+    def __torch_dispatch__(self, func: Any, types_: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if func.namespace not in SPACES:
+            return func(*args, **kwargs)
+        at, name = len(self.seen), func.name()
+        want = self.expected[at] if at < len(self.expected) else None
+        if want is None or want.name != name:
+            raise AssertionError(f"vendor call {at + 1} is {name}, on CPU it is {want.name if want else 'none'}")
+        self.places(func, args, kwargs)
+        if has_shapes(func) or not want.results:
+            out = func(*args, **kwargs)
+        else:
+            out = self.assumed(func, args, kwargs, want)
+        got = Seen(name, types(out))
+        self.seen.append(got)
+        if got != want:
+            text = f"{name} gives {shown(got)} by torch_npu, {shown(want)} by the emulation"
+            self.problems.append(f"known: {KNOWN_WRONG[name]}; {text}" if name in KNOWN_WRONG else text)
+        return out
+
+    def places(self, func: Any, args: Any, kwargs: Any) -> None:
+        """Length vectors of atb:: operators lie on the host, every other tensor of a vendor call on the device."""
+        for name, x in given(func, args, kwargs).items():
+            if isinstance(x, Tensor):
+                want = "cpu" if func.namespace == "atb" and name in HOST else "npu"
+                if x.device.type != want:
+                    self.problems.append(f"{func.name()} needs {name} on {want}, it is on {x.device.type}")
+
+    def assumed(self, func: Any, args: Any, kwargs: Any, want: Seen) -> Any:
+        """Results as seen on CPU: an operand where the schema returns one, else an empty tensor."""
+        values, out = given(func, args, kwargs), []
+        for r, t in zip(func._schema.returns, want.results, strict=True):
+            same = [a.name for a in func._schema.arguments if r.alias_info and a.alias_info
+                    and a.alias_info.before_set == r.alias_info.before_set]
+            out.append(values[same[0]] if same else torch.empty(t.shape, dtype=t.dtype, device="npu"))
+        return tuple(out) if len(out) > 1 else out[0]
+
+
+def given(func: Any, args: Any, kwargs: Any) -> dict[str, Any]:
+    """Arguments of a call by the schema's names."""
+    return dict(zip((a.name for a in func._schema.arguments), args, strict=False)) | kwargs
+
+
+def shown(s: Seen) -> str:
+    return "(" + ", ".join(f"{SHORT.get(t.dtype, t.dtype)}{list(t.shape)}" for t in s.results) + ")"
+
+
+def on_device(x: Any) -> Any:
+    """A fake tensor of device npu that lies like x; host values stay."""
+    if not isinstance(x, Tensor):
+        return x
+    made = torch.empty_strided(x.shape, x.stride(), dtype=x.dtype, device="npu")
+    if hasattr(x, "afl_fmt"):
+        made.afl_fmt = x.afl_fmt  # type: ignore[attr-defined]
+    return made
+
+
+def check(k: Kernel, call: conformance.Call) -> tuple[list[Seen], list[str]]:
+    """The vendor calls of one case, and what is wrong with them."""
+    with Watch() as cpu:
+        want = types(call.run(k, call.copy()))
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        args = tuple(on_device(x) for x in call.args)
+        with Follow(cpu.seen) as fake:
+            try:
+                out = call.run(k, args)
+            except Exception as e:  # whatever torch_npu or torch refuses is the finding
+                return cpu.seen, [*fake.problems, f"{type(e).__name__}: {first_line(e)}"]
+    problems = fake.problems
+    if len(fake.seen) != len(cpu.seen):
+        problems.append(f"{len(fake.seen)} vendor calls, on CPU {len(cpu.seen)}")
+    if types(out) != want:
+        problems.append(f"results {types(out)}, on CPU {want}")
+    problems += [f"result {i} is on {x.device}" for i, x in enumerate(out) if x.device.type != "npu"]
+    return cpu.seen, problems
+
+
+def first_line(e: Exception) -> str:
+    lines = [s.strip() for s in str(e).splitlines() if s.strip()]
+    return lines[0][:300] if lines else "(no message)"
+
+
+def run(chip: Chip) -> dict[str, Any]:
+    """What `check` says about every kernel of the chip that calls the vendor, as plain data."""
+    kernels: dict[str, dict[str, Any]] = {}
+    for it in conformance.combinations():
+        if it.chip.name != chip.name:
+            continue
+        row = kernels.setdefault(f"{it.op.name}/{it.kernel.name}", {"cases": 0, "calls": [], "problems": []})
+        for call in conformance.accepted(it.kernel, chip, it.dtype):
+            seen, problems = check(it.kernel, call)
+            row["cases"] += 1
+            row["calls"] = sorted({*row["calls"], *(s.name for s in seen)})
+            row["problems"] += [f"case {call.number} in {SHORT[it.dtype]}: {p}" for p in problems if seen]
+    called = sorted({name for row in kernels.values() for name in row["calls"]})
+    return {
+        "chip": chip.name, "kernels": kernels,
+        "with_shapes": [n for n in called if has_shapes(overload(n))],
+        "soc": torch.npu.get_device_name(0), "soc_id": vendor_soc(),
+    }
+
+
+def overload(name: str) -> torch._ops.OpOverload:
+    """The operator "npu::name.overload"."""
+    space, _, rest = name.partition("::")
+    base, _, which = rest.partition(".")
+    return getattr(getattr(getattr(torch.ops, space), base), which or "default")
+
+
+def vendor_soc() -> int:
+    package = device.vendor_package()
+    assert package is not None, "torch_npu cannot be imported here"
+    return package.npu.utils.get_soc_version()
+
+
+if __name__ == "__main__":
+    vendor_soc()
+    print(json.dumps(run(plugins.chip(sys.argv[1]))))

@@ -127,10 +127,10 @@ def _starts(seconds: Sequence[float], ends: Sequence[int], params: Params) -> tu
 
 def stages(rounds: Sequence[Round], commits: Sequence[Sequence[int]]) -> list[tuple[Transfer, ...]]:
     """For each round the transfers whose experts take their slots after it: all that are staged for the layers then."""
-    staged: list[Transfer] = []
+    staged: dict[int, list[Transfer]] = {}
     out = []
     for r, layers in zip(rounds, commits, strict=True):
-        staged += r
-        out.append(tuple(t for t in staged if t.layer in layers))
-        staged = [t for t in staged if t.layer not in layers]
+        for t in r:
+            staged.setdefault(t.layer, []).append(t)
+        out.append(tuple(t for x in layers for t in staged.pop(x, ())))
     return out

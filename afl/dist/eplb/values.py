@@ -205,7 +205,7 @@ class Plan:
     seconds: float                      # of all rounds, none of it hidden
     gain_seconds: float                 # expected over the horizon
     reasons: tuple[str, ...] = ()       # one per layer: why it changes, or why not
-    commits: tuple[tuple[int, ...], ...] = ()   # one per round: the layers whose staged experts take their slots after it
+    commits: tuple[tuple[int, ...], ...] = ()   # one per round: layers whose staged experts take their slots after it
     starts: tuple[int, ...] = ()        # one per round: the step, from 0, in which it may start
 
 

@@ -193,34 +193,35 @@ def _planning(s: State, reports: tuple[Report, ...], abort: str) -> tuple[State,
 
 def _start(s: State) -> tuple[State, tuple[Effect, ...]]:
     """Begin the rounds that share the next step; only called when all earlier ones have ended everywhere."""
-    assert isinstance(s.phase, Moving)
-    plan, first = s.phase.plan, s.phase.started
+    phase = s.phase
+    assert isinstance(phase, Moving)
+    plan, first = phase.plan, phase.started
     last = first
     while last < len(plan.rounds) and plan.starts[last] == plan.starts[first]:
         last += 1
     begin = tuple(StartRound(s.ticket, i, plan.rounds[i]) for i in range(first, last))
-    return evolve(s, phase=s.phase._replace(started=last)), begin
+    return evolve(s, phase=phase._replace(started=last)), begin
 
 
 def _moving(s: State, done: int, abort: str) -> tuple[State, tuple[Effect, ...]]:
-    assert isinstance(s.phase, Moving)
-    plan, before = s.phase.plan, s.phase.done
-    if not abort and done == before and s.step - s.phase.moved >= s.cadence.stall_steps:
-        abort = f"no progress for {s.step - s.phase.moved} steps"
+    phase = s.phase
+    assert isinstance(phase, Moving)
     effects: tuple[Effect, ...] = ()
-    if done > before:
-        s = evolve(s, phase=s.phase._replace(done=done, moved=s.step))
-        ready = [t for group in s.phase.ready[before:done] for t in group]
+    if done > phase.done:
+        ready = tuple(t for group in phase.ready[phase.done:done] for t in group)
         if ready:
             s = evolve(s, placement=apply(s.placement, ready), epoch=s.epoch + 1)
-            effects = (Commit(s.epoch, tuple(ready), s.placement),)
-    assert isinstance(s.phase, Moving)
-    if done == len(plan.rounds):
+            effects = (Commit(s.epoch, ready, s.placement),)
+        phase = phase._replace(done=done, moved=s.step)
+    elif not abort and s.step - phase.moved >= s.cadence.stall_steps:
+        abort = f"no progress for {s.step - phase.moved} steps"
+    if done == len(phase.plan.rounds):
         return _cool(s), effects
     if abort:
-        s = evolve(s, phase=Draining(s.phase.started)) if s.phase.started > done else _cool(s)
+        s = evolve(s, phase=Draining(phase.started)) if phase.started > done else _cool(s)
         return s, (*effects, DropStaged(s.ticket, abort))
-    if done == s.phase.started:
+    s = evolve(s, phase=phase)
+    if done == phase.started:
         s, begin = _start(s)
         return s, (*effects, *begin)
     return s, effects

@@ -1,16 +1,18 @@
-"""One chip's kernels over the real torch_npu: each conformance case on fake tensors of device npu, against CPU.
+"""One chip's kernels over the real torch_npu: each conformance case on its device, against CPU.
 
     CANN_STUB_SOC=Ascend910B3 PYTHONPATH=tests:tests/ops python tests/vendor/fake_chip.py a2       (prints JSON)
 
-A kernel runs twice: on CPU with the emulated vendor operators, and on fake tensors with torch_npu's own shape
-functions.  The same vendor operators must be called in the same order, and each must give as many results of the same
-shapes and dtypes.  On the way no device operand may meet a host one and no device value may be read.  An operator
-without shape function takes its results from the CPU run, so that the rest of the kernel is checked all the same; the
-operator itself stays unproven.
+A kernel runs three times: on CPU with the emulated vendor operators; on fake tensors with torch_npu's own shape
+functions; and on tensors of the stub device, where torch_npu's host code checks arguments by chip, allocates results
+and launches operators that compute nothing.  The same vendor operators must be called in the same order, and each must
+give as many results of the same shapes and dtypes.  On the way no device operand may meet a host one and no device
+value may be read.  Where an operator cannot run, its results are taken from the CPU run, so that the rest of the kernel
+is checked all the same: on fake tensors one without shape function, on the stub those of atb::.
 """
 
 import json
 import sys
+from collections.abc import Callable
 from typing import Any
 
 import attrs
@@ -42,6 +44,11 @@ class Seen:
     results: tuple[TensorType, ...]
 
 
+def has_host_code(func: torch._ops.OpOverload) -> bool:
+    """Whether the operator runs on the stub device; those of atb:: need a library of C++ objects."""
+    return func.namespace == "npu"
+
+
 def has_shapes(func: torch._ops.OpOverload) -> bool:
     """Whether torch_npu can tell the result types of this operator."""
     return any(torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), key)
@@ -68,11 +75,15 @@ class Watch(TorchDispatchMode):
 
 
 class Follow(TorchDispatchMode):
-    """Repeats a run on fake device tensors; `problems` says where it differs from the calls seen on CPU."""
+    """Repeats a run on device tensors; `problems` says where it differs from the calls seen on CPU.
 
-    def __init__(self, expected: list[Seen]) -> None:
+    `runs` tells which vendor operators are executed; the others give the results that they gave on CPU.
+    """
+
+    def __init__(self, expected: list[Seen], runs: Callable[[torch._ops.OpOverload], bool]) -> None:
         super().__init__()
         self.expected = expected
+        self.runs = runs
         self.seen: list[Seen] = []
         self.problems: list[str] = []
 
@@ -85,14 +96,11 @@ class Follow(TorchDispatchMode):
         if want is None or want.name != name:
             raise AssertionError(f"vendor call {at + 1} is {name}, on CPU it is {want.name if want else 'none'}")
         self.places(func, args, kwargs)
-        if has_shapes(func) or not want.results:
-            out = func(*args, **kwargs)
-        else:
-            out = self.assumed(func, args, kwargs, want)
+        out = func(*args, **kwargs) if self.runs(func) else assumed(func, args, kwargs, want)
         got = Seen(name, types(out))
         self.seen.append(got)
         if got != want:
-            text = f"{name} gives {shown(got)} by torch_npu, {shown(want)} by the emulation"
+            text = f"{name} gives {shown(got.results)} by torch_npu, {shown(want.results)} by the emulation"
             self.problems.append(f"known: {KNOWN_WRONG[name]}; {text}" if name in KNOWN_WRONG else text)
         return out
 
@@ -104,14 +112,15 @@ class Follow(TorchDispatchMode):
                 if x.device.type != want:
                     self.problems.append(f"{func.name()} needs {name} on {want}, it is on {x.device.type}")
 
-    def assumed(self, func: Any, args: Any, kwargs: Any, want: Seen) -> Any:
-        """Results as seen on CPU: an operand where the schema returns one, else an empty tensor."""
-        values, out = given(func, args, kwargs), []
-        for r, t in zip(func._schema.returns, want.results, strict=True):
-            same = [a.name for a in func._schema.arguments if r.alias_info and a.alias_info
-                    and a.alias_info.before_set == r.alias_info.before_set]
-            out.append(values[same[0]] if same else torch.empty(t.shape, dtype=t.dtype, device="npu"))
-        return tuple(out) if len(out) > 1 else out[0]
+
+def assumed(func: Any, args: Any, kwargs: Any, want: Seen) -> Any:
+    """Results as seen on CPU: an operand where the schema returns one, else an empty tensor."""
+    values, out = given(func, args, kwargs), []
+    for r, t in zip(func._schema.returns, want.results, strict=True):
+        same = [a.name for a in func._schema.arguments if r.alias_info and a.alias_info
+                and a.alias_info.before_set == r.alias_info.before_set]
+        out.append(values[same[0]] if same else torch.empty(t.shape, dtype=t.dtype, device="npu"))
+    return None if not out else out[0] if len(out) == 1 else tuple(out)
 
 
 def given(func: Any, args: Any, kwargs: Any) -> dict[str, Any]:
@@ -119,12 +128,12 @@ def given(func: Any, args: Any, kwargs: Any) -> dict[str, Any]:
     return dict(zip((a.name for a in func._schema.arguments), args, strict=False)) | kwargs
 
 
-def shown(s: Seen) -> str:
-    return "(" + ", ".join(f"{SHORT.get(t.dtype, t.dtype)}{list(t.shape)}" for t in s.results) + ")"
+def shown(found: tuple[TensorType, ...]) -> str:
+    return f"({', '.join(map(str, found))})"
 
 
 def on_device(x: Any) -> Any:
-    """A fake tensor of device npu that lies like x; host values stay."""
+    """A tensor of device npu that lies like x, without its values; host values stay."""
     if not isinstance(x, Tensor):
         return x
     made = torch.empty_strided(x.shape, x.stride(), dtype=x.dtype, device="npu")
@@ -141,19 +150,27 @@ def check(k: Kernel, call: conformance.Call) -> tuple[list[Seen], list[str]]:
         except Exception as e:  # a refusal of the emulation is a finding too
             return cpu.seen, [f"on CPU: {type(e).__name__}: {first_line(e)}"]
     with FakeTensorMode(allow_non_fake_inputs=True):
-        args = tuple(on_device(x) for x in call.args)
-        with Follow(cpu.seen) as fake:
-            try:
-                out = call.run(k, args)
-            except Exception as e:  # whatever torch_npu or torch refuses is the finding
-                return cpu.seen, [*fake.problems, f"{type(e).__name__}: {first_line(e)}"]
-    problems = fake.problems
-    if len(fake.seen) != len(cpu.seen):
-        problems.append(f"{len(fake.seen)} vendor calls, on CPU {len(cpu.seen)}")
+        problems = [f"on fake tensors: {p}" for p in follow(k, call, cpu.seen, want, has_shapes)]
+    return cpu.seen, problems + [f"by host code: {p}" for p in follow(k, call, cpu.seen, want, has_host_code)]
+
+
+def follow(
+    k: Kernel, call: conformance.Call, seen: list[Seen], want: tuple[TensorType, ...],
+    runs: Callable[[torch._ops.OpOverload], bool],
+) -> list[str]:
+    """What differs when the case runs on device tensors."""
+    args = tuple(on_device(x) for x in call.args)
+    with Follow(seen, runs) as device_run:
+        try:
+            out = call.run(k, args)
+        except Exception as e:  # whatever torch_npu or torch refuses is the finding
+            return [*device_run.problems, f"{type(e).__name__}: {first_line(e)}"]
+    problems = device_run.problems
+    if len(device_run.seen) != len(seen):
+        problems.append(f"{len(device_run.seen)} vendor calls, on CPU {len(seen)}")
     if types(out) != want:
-        problems.append(f"results {types(out)}, on CPU {want}")
-    problems += [f"result {i} is on {x.device}" for i, x in enumerate(out) if x.device.type != "npu"]
-    return cpu.seen, problems
+        problems.append(f"results {shown(types(out))}, on CPU {shown(want)}")
+    return problems + [f"result {i} is on {x.device}" for i, x in enumerate(out) if x.device.type != "npu"]
 
 
 def first_line(e: Exception) -> str:

@@ -5,7 +5,7 @@ time, late, twice), a planner fails, a round's copies end on a rank, a rank give
 hold is checked as it happens; the first world where it does not is an AssertionError with the events that led there.
 """
 
-from functools import cache
+from functools import cache, partial
 
 import attrs
 import numpy as np
@@ -57,7 +57,8 @@ def explore(setting, most=200_000):
         try:
             if not isinstance(world.ranks[0].phase, ev.Heat):
                 calm(setting, world)
-            for name, new in successors(setting, world):
+            for name, follow in successors(setting, world):
+                new = follow()
                 k = key(new)
                 if k not in seen:
                     seen.add(k)
@@ -79,20 +80,23 @@ def key(w):
 
 
 def successors(setting, w):
+    """(name, function that makes the next world) of everything that can happen now."""
+    tickets = range(max(1, len(w.plans) - 2), len(w.plans) + 1)
     for rank in range(len(w.ranks)):
-        for ticket in range(1, len(w.plans) + 1):
+        for ticket in tickets:
+            late = "late " * (ticket < len(w.plans))
             if (ticket, rank) not in w.given:
                 other = setting.differ and rank == 1
-                yield f"plan {ticket} reaches {rank}", give(w, ticket, rank, other)
-        if w.plans and w.failures < setting.failures:
-            for ticket in range(1, len(w.plans) + 1):
-                yield f"planner {ticket} fails on {rank}", local(w, rank, ev.Failed(ticket, "died"), failures=1)
+                yield f"{late}plan {ticket} reaches {rank}", partial(give, w, ticket, rank, other)
+            if w.failures < setting.failures:
+                event = ev.Failed(ticket, "died")
+                yield f"{late}planner {ticket} fails on {rank}", partial(local, w, rank, event, failures=1)
         if w.aborts < setting.aborts:
-            yield f"{rank} gives up", local(w, rank, ev.Abort("link down"), aborts=1)
+            yield f"{rank} gives up", partial(local, w, rank, ev.Abort("link down"), aborts=1)
     for ticket, index, rank in sorted(w.running):
-        yield f"round {index} of {ticket} ends on {rank}", finish(w, ticket, index, rank)
+        yield f"round {index} of {ticket} ends on {rank}", partial(finish, w, ticket, index, rank)
     if w.ranks[0].step < setting.steps:
-        yield "boundary", boundary(setting, w)
+        yield "boundary", partial(boundary, setting, w)
 
 
 def local(w, rank, event, **count):
@@ -150,7 +154,8 @@ def perform(setting, w, rank, e):
         case ev.StartPlan(ticket, window, placement):
             assert window.steps >= setting.cadence.heat_steps
             if ticket > len(w.plans):
-                wanted = setting.a if placement == setting.b else setting.b
+                there = (np.sort(placement.by_rank) == np.sort(setting.b.by_rank)).all()
+                wanted = setting.a if there else setting.b
                 return attrs.evolve(w, plans=(*w.plans, make(setting, placement, wanted)))
             assert ticket == len(w.plans) and w.plans[-1] is not None
         case ev.StartRound(ticket, index, round):

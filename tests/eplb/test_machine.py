@@ -46,16 +46,19 @@ def drive(seed, steps):
     seen = set()
     while w.ranks[0].step < steps:
         options = list(successors(setting, w))
-        weight = np.array([0.05 if "gives up" in n or "fails" in n else 1.0 for n, _ in options])
-        _, w = options[rng.choice(len(options), p=weight / weight.sum())]
+        weight = np.array([0.02 if any(x in n for x in ("gives up", "fails", "late")) else 1.0 for n, _ in options])
+        w = options[rng.choice(len(options), p=weight / weight.sum())][1]()
         seen.add(type(w.ranks[0].phase).__name__)
     return w, seen
 
 
-@pytest.mark.parametrize("seed", range(6))
-def test_long_random_runs_stay_whole_and_do_commit(seed):
-    w, seen = drive(seed, 400)
-    assert w.ranks[0].epoch > 0 and seen == {"Heat", "Planning", "Moving", "Draining"}
+def test_long_random_runs_stay_whole_and_do_commit():
+    commits, phases = [], set()
+    for seed in range(8):
+        w, seen = drive(seed, 300)
+        commits.append(w.ranks[0].epoch)
+        phases |= seen
+    assert min(commits) > 5 and phases == {"Heat", "Planning", "Moving", "Draining"}
 
 
 def alone(cadence=machine.Cadence(3, 2, 4)):  # noqa: B008

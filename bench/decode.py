@@ -16,6 +16,10 @@ from machine import interleaved, median_us, read_bandwidth, require_idle
 sys.path.append(str(Path(__file__).parent.parent / "tests"))
 from peers import as_transformers  # noqa: E402
 
+from afl.ir.kernel import choose  # noqa: E402
+from afl.ops.linear import linear  # noqa: E402
+from afl.types import type_of  # noqa: E402
+
 
 def main() -> None:
     ap = argparse.ArgumentParser(description=__doc__)
@@ -95,17 +99,17 @@ def theirs(peer, prompts: torch.Tensor, new: int) -> float:
 
 
 def bare_linears_us(m, n: int) -> float:
-    """The matrix products of one step and nothing else."""
-    F = torch.nn.functional
+    """The matrix products of one step and nothing else, by the kernels that the chip's programs use."""
     work = []
     for layer in m.params.layers:
         work += [(torch.randn(n, d.w.shape[1]), d.w) for d in (layer.qkv, layer.out, layer.gate_up, layer.down)]
     work.append((torch.randn(n, m.c.d), m.params.embed if m.params.head is None else m.params.head))
 
+    kernels = [choose(linear, (type_of(x), type_of(w), None), (), m.chip).fn for x, w in work]
+
     def once() -> None:
-        with torch.inference_mode():
-            for x, w in work:
-                F.linear(x, w)
+        for (x, w), fn in zip(work, kernels, strict=True):
+            fn(x, w, None)
 
     return median_us(once, n=10, warm=2)
 

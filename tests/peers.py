@@ -2,13 +2,16 @@
 
 import warnings
 
+from afl import tree
+from afl.layout import plain
+
 
 def as_transformers(m):
     """The same weights in transformers' Llama, float32."""
     warnings.simplefilter("ignore")
     from transformers import LlamaConfig, LlamaForCausalLM
 
-    c = m.c
+    c, params = m.c, tree.map(plain, m.params)
     theta = float(c.rope.inv_freq[1] ** (-c.e / 2)) if len(c.rope.inv_freq) > 1 else 10000.0
     config = LlamaConfig(
         hidden_size=c.d,
@@ -26,9 +29,9 @@ def as_transformers(m):
         eos_token_id=None,
     )
     peer = LlamaForCausalLM(config).eval()
-    sd = {"model.embed_tokens.weight": m.params.embed, "model.norm.weight": m.params.norm}
-    sd["lm_head.weight"] = m.params.embed if m.params.head is None else m.params.head
-    for i, p in enumerate(m.params.layers):
+    sd = {"model.embed_tokens.weight": params.embed, "model.norm.weight": params.norm}
+    sd["lm_head.weight"] = params.embed if params.head is None else params.head
+    for i, p in enumerate(params.layers):
         at = f"model.layers.{i}."
         q, k, v = p.qkv.w.split([c.h * c.e, c.k * c.e, c.k * c.e])
         gate, up = p.gate_up.w.split([c.f, c.f])

@@ -13,6 +13,7 @@ import torch
 from afl.chip import Chip
 from afl.errors import AflError, NoKernel
 from afl.ir.op import Op, Params
+from afl.layout import plain
 from afl.types import TensorType, Type
 
 
@@ -95,14 +96,21 @@ class Choice:
 
 
 _MEMO: dict[Any, Kernel] = {}
-_REFERENCES: dict[str, Kernel] = {}
+_REFERENCES: dict[Any, Kernel] = {}
 
 
-def reference(op: Op) -> Kernel:
-    """The op's reference body as a kernel."""
-    if op.name not in _REFERENCES or _REFERENCES[op.name].op is not op:
-        _REFERENCES[op.name] = Kernel(op, "reference", op.reference, priority=-1000)
-    return _REFERENCES[op.name]
+def reference(op: Op, types: tuple[Type | None, ...] = ()) -> Kernel:
+    """The op's reference body as a kernel; operands in a storage format are unpacked first."""
+    tensors = ((o.name, t) for o, t in zip(op.operands, types, strict=False) if isinstance(t, TensorType))
+    fmt = {name: t.fmt for name, t in tensors if t.fmt != "nd"}
+    key = op.name, *sorted(fmt.items())
+    if key not in _REFERENCES or _REFERENCES[key].op is not op:
+        fn = op.reference
+        if fmt:
+            def fn(*operands: Any, **params: Any) -> Any:
+                return op.reference(*map(plain, operands), **params)
+        _REFERENCES[key] = Kernel(op, "reference", fn, priority=-1000, fmt=fmt)
+    return _REFERENCES[key]
 
 
 def choose(op: Op, types: tuple[Type | None, ...], params: Params, chip: Chip) -> Kernel:
@@ -129,7 +137,7 @@ def explain(op: Op, types: tuple[Type | None, ...], params: Params, chip: Chip) 
     order = chip.prefer.get(op.name, ())
     good.sort(key=lambda k: (order.index(k.name) if k.name in order else len(order), -k.priority, k.name))
     if chip.allows_reference:
-        good.append(reference(op))
+        good.append(reference(op, types))
     else:
         bad.append(("reference", "this chip allows no reference bodies"))
     return Choice(op.name, types, chip.name, good[0] if good else None, tuple(bad), tuple(k.name for k in good[1:]))

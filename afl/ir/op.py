@@ -161,7 +161,8 @@ class Op:
                 raise TypeRuleError(self._complaint("", str(e), types)) from None
             return out if isinstance(out, tuple) else (out,)
         assert self.results is not None, f"{self.name}: no annotation of results and no rule"
-        return tuple(_build(r, dims, dtypes) for r in self.results)
+        fmt = {(o.name, o.dims): t.fmt for o, t in zip(self.operands, types, strict=True) if isinstance(t, TensorType)}
+        return tuple(_build(r, dims, dtypes, fmt.get((r.dtype, r.dims), "nd")) for r in self.results)
 
     def dims(self, types: tuple[Type | None, ...]) -> dict[str, Any]:
         """Dimension names bound to sizes for operands of these types."""
@@ -314,7 +315,8 @@ def size_of(expression: str, dims: Mapping[str, Any]) -> int:
     return total + int(m[2] or 0)
 
 
-def _build(r: Operand, dims: Mapping[str, Any], dtypes: Mapping[str, torch.dtype]) -> TensorType:
+def _build(r: Operand, dims: Mapping[str, Any], dtypes: Mapping[str, torch.dtype], fmt: str) -> TensorType:
+    """The type of a result.  One that is declared like an operand, dims and dtype, is stored like it."""
     shape: list[int] = []
     for n in r.dims:
         if n.startswith("*"):
@@ -323,7 +325,7 @@ def _build(r: Operand, dims: Mapping[str, Any], dtypes: Mapping[str, torch.dtype
             shape.append(size_of(n, dims))
     dtype = dtypes[r.dtype] if isinstance(r.dtype, str) else next(iter(r.dtype or ()), None)
     assert dtype is not None, f"result {r.name} declares no single dtype"
-    return TensorType(tuple(shape), dtype)
+    return TensorType(tuple(shape), dtype, fmt)
 
 
 def _hashable(v: Any) -> bool:

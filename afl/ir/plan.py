@@ -139,9 +139,8 @@ def capture_problems(p: Plan) -> list[str]:
 
 
 def _kernel(e: Equation, chip: Chip, references: bool) -> Kernel:
-    if references:
-        return reference(e.op)
-    return choose(e.op, tuple(None if v is None else v.type for v in e.ins), e.params, chip)
+    types = tuple(None if v is None else v.type for v in e.ins)
+    return reference(e.op, types) if references else choose(e.op, types, e.params, chip)
 
 
 def _donated(graph: Graph, donate: Iterable[Var | str]) -> set[Var]:

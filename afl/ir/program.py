@@ -19,7 +19,7 @@ from typing import Any
 import attrs
 import torch
 
-from afl import tree
+from afl import layout, tree
 from afl.chip import Chip
 from afl.errors import CheckFailed, TypeRuleError
 from afl.ir.graph import Equation, Graph, Var, line, numbering
@@ -138,7 +138,7 @@ def generate(p: Plan, name: str = "step", checked: bool = False, traced: TracedG
         if doomed[i]:
             rows.append(f"    del {', '.join(w.names[v] for v in doomed[i])}")
     end = len(p.graph.eqns)
-    results = [w.names[v] + (".clone()" if (end, j) in copied else "") for j, v in enumerate(p.graph.outs)]
+    results = [w.copy(v) if (end, j) in copied else w.names[v] for j, v in enumerate(p.graph.outs)]
     rows.append(f"    return ({', '.join(results)}{',' if len(results) == 1 else ''})")
     source = "\n".join(rows) + "\n"
     filename = f"<afl program {name} {next(_SERIAL)}>"
@@ -206,9 +206,16 @@ class _Writer:
             self.kernels[fn] = _checked(k) if self.checked else k.fn
         args = ["None" if v is None else self.names[v] for v in e.ins]
         for j in copied:
-            args[j] += ".clone()"
+            args[j] = self.copy(e.ins[j])
         args += [f"{n}={self.value(v)}" for n, v in e.params]
         return f"{fn}({', '.join(args)})"
+
+    def copy(self, v: Any) -> str:
+        """Text of a copy of a tensor, stored as the tensor is."""
+        if v.type.fmt == "nd":
+            return f"{self.names[v]}.clone()"
+        self.constants["copy_stored"] = layout.copy
+        return f"copy_stored({self.names[v]})"
 
     def value(self, v: Any) -> str:
         if _literal(v):

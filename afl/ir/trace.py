@@ -21,6 +21,7 @@ from afl.errors import CheckFailed, TraceError
 from afl.ir.graph import Equation, Graph, Var
 from afl.ir.kernel import choose, reference
 from afl.ir.op import Op, size_of
+from afl.layout import copy
 from afl.types import HostInts, HostIntsType, TensorType, Type, type_of
 
 _STATE = threading.local()
@@ -68,7 +69,7 @@ class Eager:
         args, values = op.bind(args, params)
         types = _types(op, args)
         op.infer(types, values)
-        k = reference(op) if self.references else choose(op, types, values, self.chip)
+        k = reference(op, types) if self.references else choose(op, types, values, self.chip)
         return self.run(op, k, args, types, values)
 
     def run(self, op: Op, k: Any, args: tuple[Any, ...], types: Any, values: Any) -> Any:
@@ -79,7 +80,7 @@ class Eager:
                 i = next(i for i, o in enumerate(op.operands) if o.name == name)
                 # a second operand in the same storage would be read after it was overwritten
                 if homes[i] and (homes[i] not in self.donated or homes.count(homes[i]) > 1):
-                    args[i], homes[i] = args[i].clone(), 0  # type: ignore[index]
+                    args[i], homes[i] = copy(args[i]), 0  # type: ignore[index]
         return k.fn(*args, **dict(values))
 
 

@@ -55,9 +55,9 @@ class Checkpoint:
         """A copy of one tensor in the dtype that the checkpoint gives."""
         return tensors.read(self.store, name)
 
-    def read_into(self, name: str, dest: torch.Tensor) -> None:
-        """Copy one tensor into `dest`, converted and in chunks of rows."""
-        tensors.read_into(self.store, name, dest)
+    def read_into(self, name: str, dtype: torch.dtype, put: Callable[[torch.Tensor, int], object]) -> None:
+        """Hand one tensor to `put(rows, first row)`, in chunks of rows; `dtype` is what it will be stored in."""
+        tensors.read_into(self.store, name, dtype, put)
 
     def __repr__(self) -> str:
         arch = ", ".join(self.config["architectures"])

@@ -4,7 +4,7 @@ Nothing is held: rows come out of a memory map in chunks, so a load needs the de
 """
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Protocol
 
@@ -63,25 +63,22 @@ def read(store: TensorStore, name: str) -> torch.Tensor:
     if info.dtype not in DTYPES:
         raise CheckpointError(f"{name}: {info} has a dtype that is not supported")
     dest = torch.empty(info.shape, dtype=DTYPES[info.dtype])
-    read_into(store, name, dest)
+    whole = dest if info.shape else dest.unsqueeze(0)
+    read_into(store, name, dest.dtype, lambda part, row: whole[row : row + len(part)].copy_(part))
     return dest
 
 
-def read_into(store: TensorStore, name: str, dest: torch.Tensor) -> None:
-    """Copy one tensor into `dest` (same shape; any strides; converted to its dtype), a chunk of rows at a time.
+def read_into(store: TensorStore, name: str, dtype: torch.dtype, put: Callable[[torch.Tensor, int], object]) -> None:
+    """Hand one tensor to `put(rows, first row)`, a chunk of rows at a time; `dtype` is what it will be stored in.
 
     Raises CheckpointError when a float16 destination would hold a non-finite value, naming the tensor.
     """
     info = store.tensors[name]
-    if tuple(dest.shape) != info.shape:
-        raise CheckpointError(f"{name}: {info} does not fit a destination of shape {list(dest.shape)}")
-    if not info.shape:
-        dest = dest.unsqueeze(0)
     for start, stop in chunks(info.shape):
         part = store.rows(name, start, stop)
-        if dest.dtype == torch.float16:
+        if dtype == torch.float16:
             _check_float16(name, info, part)
-        dest[start:stop].copy_(part)
+        put(part, start)
 
 
 def same(store: TensorStore, a: str, b: str) -> bool:

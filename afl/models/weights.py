@@ -15,12 +15,13 @@ import torch
 
 from afl import tree
 from afl.errors import CheckpointError, violations
+from afl.layout import ND, Layout
 from afl.models.checkpoint import Checkpoint
 from afl.models.spec import ParamSpec
 from afl.models.tensors import TensorInfo, same
 from afl.types import DTYPES
 
-Empty = Callable[[str, tuple[int, ...], torch.dtype], torch.Tensor]     # (role, shape, dtype) -> uninitialised
+LayoutOf = Callable[[str], Layout]                                      # role of a parameter -> how it is stored
 Progress = Callable[[int, int], None]                                   # (bytes done, bytes in all)
 
 EMBED, HEAD = "model.embed_tokens.weight", "lm_head.weight"
@@ -102,13 +103,13 @@ def load_params(
     checkpoint: Checkpoint,
     *,
     dtype: torch.dtype,
-    empty: Empty | None = None,
+    layout_of: LayoutOf = lambda role: ND,
     ignore: Mapping[str, str] | None = None,
     progress: Progress | None = None,
 ) -> tuple[Any, LoadReport]:
     """The tree of parameters that `spec_tree` (leaves ParamSpec) describes, read from `checkpoint`.
 
-    `dtype` is that of every parameter whose spec names none.  `empty` makes the destinations, of any strides.
+    `dtype` is that of every parameter whose spec names none.  `layout_of` says how a role is stored.
     """
     plan = plan_load(spec_tree, checkpoint.tensors, ignore)
     specs = dict(tree.paths(spec_tree))
@@ -118,11 +119,11 @@ def load_params(
         todo.setdefault(piece.param, []).append(piece)
     params, done = [], 0
     for path, spec in specs.items():
-        dest = (empty or _empty)(spec.role, spec.shape, _dtype(spec, dtype))
+        made, kind = layout_of(spec.role), _dtype(spec, dtype)
+        dest = made.empty(spec.shape, kind)
         for p in todo[path]:
-            part = dest if p.size is None else dest.narrow(p.cat, p.start, p.size)
-            checkpoint.read_into(p.source, part)
-            done += part.numel() * part.element_size()
+            checkpoint.read_into(p.source, kind, _put(made, dest, p))
+            done += math.prod(checkpoint.tensors[p.source].shape) * kind.itemsize
             if progress is not None:
                 progress(done, total)
         params.append(dest)
@@ -149,18 +150,25 @@ def tied_head(
     return False, f"the config ties output head and embedding, but {head} differs from {embed}; the file's head is used"
 
 
-def random_params(spec_tree: Any, seed: int, dtype: torch.dtype, empty: Empty | None = None) -> Any:
+def _put(made: Layout, dest: torch.Tensor, piece: Piece) -> Callable[[torch.Tensor, int], None]:
+    """What writes chunks of rows of a piece into its slice of the parameter."""
+    if piece.cat == 0 or piece.size is None:
+        return lambda rows, row: made.put(dest, rows, piece.start + row)
+    assert made.fmt == "nd", f"{piece.param} is filled by columns, which layout {made.name!r} cannot"
+    part = dest.narrow(piece.cat, piece.start, piece.size)
+    return lambda rows, row: ND.put(part, rows, row)
+
+
+def random_params(spec_tree: Any, seed: int, dtype: torch.dtype, layout_of: LayoutOf = lambda role: ND) -> Any:
     """Parameters without a checkpoint: normal ones scaled by 1/sqrt(last dimension), or what the spec's `init` says."""
     made = []
     rng = torch.Generator().manual_seed(seed)
     for spec in tree.leaves(spec_tree):
-        dest = (empty or _empty)(spec.role, spec.shape, _dtype(spec, dtype))
         if spec.init == "normal":
-            scale = max(1, spec.shape[-1]) ** -0.5
-            dest.copy_(torch.randn(spec.shape, generator=rng) * scale)
+            x = torch.randn(spec.shape, generator=rng) * max(1, spec.shape[-1]) ** -0.5
         else:
-            dest.fill_({"ones": 1.0, "zeros": 0.0}[spec.init])
-        made.append(dest)
+            x = torch.full(spec.shape, {"ones": 1.0, "zeros": 0.0}[spec.init])
+        made.append(layout_of(spec.role).to(x.to(_dtype(spec, dtype))))
     return tree.unflatten(tree.flatten(spec_tree)[1], made)
 
 
@@ -191,10 +199,6 @@ def _ancestors(name: str) -> list[str]:
 
 def _dtype(spec: ParamSpec, default: torch.dtype) -> torch.dtype:
     return default if spec.dtype is None else DTYPES[spec.dtype]
-
-
-def _empty(role: str, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
-    return torch.empty(shape, dtype=dtype)
 
 
 def _few(names: list[str]) -> str:

@@ -12,10 +12,10 @@ from afl import tree
 from afl.chip import DTYPE_ALIASES, Chip
 from afl.config import EngineConfig
 from afl.errors import AflError, ConfigError
+from afl.layout import Layout, layout
 from afl.models.checkpoint import Checkpoint, open_checkpoint
 from afl.models.locate import locate
 from afl.models.weights import LoadPlan, load_params, plan_load, random_params, tied_head
-from afl.ops.layouts import layout
 from afl.plugins import chip as chip_named
 from afl.plugins import model as model_named
 from afl.run.chat import Text
@@ -46,7 +46,7 @@ class Outline:
             self.specs,
             self.checkpoint,
             dtype=m.dtype,
-            empty=empty_for(m.chip),
+            layout_of=layout_of(m.chip),
             ignore=m.definition.ignore,
             progress=progress,
         )
@@ -67,7 +67,7 @@ def outline(model: str | Path = DEFAULT_MODEL, config: EngineConfig | None = Non
     plan = plan_load(specs, checkpoint.tensors, definition.ignore)
 
     def type_of(spec: Any) -> TensorType:
-        fmt = layout(chip.layouts.get(spec.role, "nd")).fmt
+        fmt = layout_of(chip)(spec.role).fmt
         return TensorType(spec.shape, dtype if spec.dtype is None else DTYPES[spec.dtype], fmt)
 
     text = Text.of(checkpoint) if checkpoint.tokenizer_json is not None else None
@@ -100,12 +100,12 @@ def random_model(architecture: str, settings: Mapping[str, Any], *, seed: int = 
     definition = model_named(architecture)
     c = definition.config(settings)
     dtype = choose_dtype(config.dtype, chip)
-    return Model(definition, c, random_params(definition.params(c), seed, dtype, empty_for(chip)), chip, dtype, config)
+    return Model(definition, c, random_params(definition.params(c), seed, dtype, layout_of(chip)), chip, dtype, config)
 
 
-def empty_for(chip: Any) -> Callable[[str, tuple[int, ...], torch.dtype], torch.Tensor]:
-    """Allocator of parameters in the chip's layout for their role."""
-    return lambda role, shape, dtype: layout(chip.layouts.get(role, "nd")).empty(shape, dtype)
+def layout_of(chip: Chip) -> Callable[[str], Layout]:
+    """The chip's layout for the role of a parameter."""
+    return lambda role: layout(chip.layouts.get(role, "nd"))
 
 
 def choose_dtype(wish: str, chip: Chip) -> torch.dtype:

@@ -5,15 +5,18 @@ import subprocess
 import sys
 from pathlib import Path
 
+import attrs
 import pytest
 import torch
 from safetensors.torch import save_file
 
 from afl import tree
 from afl.errors import CheckpointError
+from afl.layout import ND, Layout, plain
 from afl.models.checkpoint import Checkpoint, open_checkpoint
 from afl.models.spec import ParamSpec
 from afl.models.weights import load_params, plan_load, random_params, tied_head
+from afl.ops.panels import PANEL
 from afl.tree import struct
 
 EMBED, HEAD = "model.embed_tokens.weight", "lm_head.weight"
@@ -57,24 +60,35 @@ def saved(tmp: Path, content: dict[str, torch.Tensor]) -> Checkpoint:
     return open_checkpoint(tmp)
 
 
-def column_major(role: str, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
-    return torch.empty(shape[::-1], dtype=dtype).T if role == "linear.weight" else torch.empty(shape, dtype=dtype)
+COLUMNS = attrs.evolve(ND, name="columns", empty=lambda shape, dtype: torch.empty(shape[::-1], dtype=dtype).T)
+
+
+def plain_of(role: str) -> Layout:
+    return ND
+
+
+def columns_of(role: str) -> Layout:
+    return COLUMNS if role == "linear.weight" else ND
+
+
+def panels_of(role: str) -> Layout:
+    return PANEL if role == "head.weight" else ND
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
-@pytest.mark.parametrize("empty", [None, column_major])
-def test_sources_fill_their_slices_of_the_destination(tmp_path, dtype, empty):
+@pytest.mark.parametrize("layout_of", [plain_of, columns_of, panels_of])
+def test_sources_fill_their_slices_of_the_destination(tmp_path, dtype, layout_of):
     w = weights()
     c = saved(tmp_path, w)
     before = json.dumps(c.config)
     seen = []
-    p, report = load_params(spec(), c, dtype=dtype, empty=empty, progress=lambda *step: seen.append(step))
+    p, report = load_params(spec(), c, dtype=dtype, layout_of=layout_of, progress=lambda *step: seen.append(step))
     layer = p.layers[0]
     assert torch.equal(layer.qkv, torch.cat([w[f"{AT}self_attn.{x}_proj.weight"] for x in "qkv"]).to(dtype))
     assert torch.equal(layer.down, torch.cat([w[AT + "mlp.a.weight"], w[AT + "mlp.b.weight"]], 1).to(dtype))
     assert layer.norm.dtype == torch.float32 and torch.equal(layer.norm, w[AT + "norm.weight"])
-    assert torch.equal(p.head, w[HEAD].to(dtype))
-    assert layer.down.stride() == ((1, 5) if empty else (14, 1))
+    assert torch.equal(plain(p.head), w[HEAD].to(dtype))
+    assert layer.down.stride() == ((1, 5) if layout_of is columns_of else (14, 1))
     assert report.param_bytes == tree.size_of(p) == seen[-1][0] == seen[-1][1] and report.tensors == 8
     assert json.dumps(c.config) == before
 
@@ -90,7 +104,7 @@ def test_sources_fill_their_slices_of_the_destination(tmp_path, dtype, empty):
 def test_what_does_not_fit_is_named_before_anything_is_read(tmp_path, change, messages):
     c = saved(tmp_path, weights(**change))
     with pytest.raises(CheckpointError) as e:
-        load_params(spec(), c, dtype=torch.float32, empty=lambda *_: pytest.fail("read before checked"))
+        load_params(spec(), c, dtype=torch.float32, layout_of=lambda role: pytest.fail("read before checked"))
     assert all(m in str(e.value) for m in messages), str(e.value)
 
 
@@ -134,7 +148,7 @@ def test_the_file_decides_about_the_head(tmp_path, config_tied, head, tied, noti
 
 
 def test_random_parameters_repeat_and_follow_the_spec():
-    a, b = (random_params(spec(), 3, torch.float32, column_major) for _ in range(2))
+    a, b = (random_params(spec(), 3, torch.float32, columns_of) for _ in range(2))
     assert all(torch.equal(x, y) for x, y in zip(tree.leaves(a), tree.leaves(b), strict=True))
     assert not torch.equal(a.embed, random_params(spec(), 4, torch.float32).embed)
     assert torch.equal(a.layers[0].norm, torch.ones(5)) and a.layers[0].qkv.stride() == (1, 11)

@@ -3,7 +3,8 @@
 The suite lists the registry, so a new kernel, op or chip is covered by being there.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
 from typing import Any
 
 import attrs
@@ -18,7 +19,14 @@ from afl.errors import AmbiguousKernel
 from afl.ir import op as ops
 from afl.ir.kernel import Kernel, reference, rejection
 from afl.ir.op import HALF, Op, Operand, Params
-from afl.types import DTYPES, HostInts, Type, type_of
+from afl.layout import plain, registered
+from afl.types import DTYPES, HostInts, TensorType, Type, type_of
+
+
+def layout_of(fmt: str) -> Any:
+    """The layout that stores in a format."""
+    return next(made for made in registered().values() if made.fmt == fmt)
+
 
 GARBAGE = {torch.float32: 1e30, torch.bfloat16: 1e30, torch.float16: 3e4}
 
@@ -33,14 +41,28 @@ class Call:
     params: Params
     dtype: torch.dtype
 
-    @property
-    def types(self) -> tuple[Type | None, ...]:
-        return tuple(None if x is None else type_of(x) for x in self.args)
+    def types(self, fmt: Mapping[str, str] = MappingProxyType({})) -> tuple[Type | None, ...]:
+        """Types of the operands when those named in `fmt` are stored so."""
+        return tuple(
+            None if x is None else attrs.evolve(t, fmt=fmt[o.name]) if isinstance(t := type_of(x), TensorType)
+            and o.name in fmt else t for o, x in zip(self.op.operands, self.args, strict=True)
+        )
+
+    def stored(self, k: Kernel, args: tuple[Any, ...]) -> tuple[Any, ...]:
+        """Operands in the storage formats that the kernel asks for."""
+        return tuple(
+            layout_of(k.fmt[o.name]).to(x) if o.name in k.fmt and x is not None else x
+            for o, x in zip(self.op.operands, args, strict=True)
+        )
+
+    def raw(self, k: Kernel, args: tuple[Any, ...]) -> tuple[Tensor, ...]:
+        """Results of the kernel on stored operands; operands that it overwrites are overwritten."""
+        out = k.fn(*args, **dict(self.params))
+        return out if isinstance(out, tuple) else (out,)
 
     def run(self, k: Kernel, args: tuple[Any, ...] | None = None) -> tuple[Tensor, ...]:
-        """Results of the kernel; operands that it overwrites are overwritten."""
-        out = k.fn(*(self.args if args is None else args), **dict(self.params))
-        return out if isinstance(out, tuple) else (out,)
+        """Results of the kernel as plain tensors; plain operands that it overwrites are overwritten."""
+        return tuple(map(plain, self.raw(k, self.stored(k, self.args if args is None else args))))
 
     def copy(self) -> tuple[Any, ...]:
         return tuple(x.clone() if isinstance(x, Tensor) else x for x in self.args)
@@ -114,7 +136,7 @@ def combinations(op: Op | None = None) -> list[Combination]:
 
 def accepted(k: Kernel, chip: Chip, dtype: torch.dtype) -> list[Call]:
     """The cases that the kernel takes on this chip in this dtype."""
-    return [c for c in calls(k.op, dtype) if rejection(k, c.types, c.params, chip) is None]
+    return [c for c in calls(k.op, dtype) if rejection(k, c.types(k.fmt), c.params, chip) is None]
 
 
 # ---- the claims ----------------------------------------------------------------------------------------------------
@@ -158,16 +180,16 @@ def check_values(k: Kernel, c: Call) -> None:
 
 def check_types(k: Kernel, c: Call) -> None:
     """Result types are those of the rule."""
-    want = k.op.infer(c.types, c.params)
-    assert tuple(type_of(x) for x in c.run(k, c.copy())) == want
+    want = k.op.infer(c.types(k.fmt), c.params)
+    assert tuple(type_of(x) for x in c.raw(k, c.stored(k, c.copy()))) == want
 
 
 def check_purity(k: Kernel, c: Call) -> None:
     """Only operands named in `inplace` change; results lie in memory of their own, or in the operand they overwrite."""
-    args = c.copy()
-    out = c.run(k, args)
+    args, before = c.stored(k, c.copy()), c.stored(k, c.copy())
+    out = c.raw(k, args)
     named = {o.name: x for o, x in zip(k.op.operands, args, strict=True)}
-    for o, x, old in zip(k.op.operands, args, c.args, strict=True):
+    for o, x, old in zip(k.op.operands, args, before, strict=True):
         if isinstance(x, Tensor) and o.name not in k.inplace.values():
             assert same_bits(x, old), f"{k} changed its operand {o.name!r}"
         elif isinstance(x, HostInts):
@@ -359,16 +381,16 @@ def conforms(it: Combination) -> None:
 def ambiguous(op: Op, chip: Chip) -> None:
     """Raise AmbiguousKernel if two kernels accept a case and neither priority nor `chip.prefer` orders them."""
     order = chip.prefer.get(op.name, ())
-    for name in chip.dtypes:
-        for c in calls(op, DTYPES[name]):
-            seen: dict[Any, Kernel] = {}
-            for k in op.kernels:
-                if rejection(k, c.types, c.params, chip) is None:
-                    rank = order.index(k.name) if k.name in order else k.priority + 0.5
-                    other = seen.setdefault(rank, k)
-                    if other is not k:
-                        raise AmbiguousKernel(
-                            f"{op.name} on {chip.name}: {other.name} and {k.name} both accept "
-                            f"{', '.join(map(str, c.types))}; give one a priority or set Chip.prefer"
-                        )
+    formats = list({tuple(sorted(k.fmt.items())): k.fmt for k in op.kernels}.values())
+    for c, fmt in ((c, fmt) for name in chip.dtypes for c in calls(op, DTYPES[name]) for fmt in formats):
+        seen: dict[Any, Kernel] = {}
+        for k in op.kernels:
+            if rejection(k, c.types(fmt), c.params, chip) is None:
+                rank = order.index(k.name) if k.name in order else k.priority + 0.5
+                other = seen.setdefault(rank, k)
+                if other is not k:
+                    raise AmbiguousKernel(
+                        f"{op.name} on {chip.name}: {other.name} and {k.name} both accept "
+                        f"{', '.join(map(str, c.types(fmt)))}; give one a priority or set Chip.prefer"
+                    )
 

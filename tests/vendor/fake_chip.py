@@ -22,13 +22,16 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from afl import device, plugins
+from afl import device, layout, plugins
 from afl.chip import Chip
 from afl.ir.kernel import Kernel
-from afl.types import SHORT, TensorType
+from afl.types import DTYPES, SHORT, TensorType
 
 SPACES = ("npu", "atb")
 HOST = {"context_lens", "seq_len"}             # operands of atb:: operators that the vendor reads on the host
+
+ACL_FORMAT = {"nz": 29}                        # the vendor's number of a storage format
+SHAPES = ((16, 16), (20, 18), (1, 1), (5, 1), (1, 48), (33, 100), (576, 1536))
 
 # operators whose shape function contradicts the operator's documentation, with what is wrong
 KNOWN_WRONG = {
@@ -194,8 +197,25 @@ def run(chip: Chip) -> dict[str, Any]:
     return {
         "chip": chip.name, "kernels": kernels,
         "with_shapes": [n for n in called if has_shapes(overload(n))],
-        "soc": torch.npu.get_device_name(0), "soc_id": vendor_soc(),
+        "soc": torch.npu.get_device_name(0), "soc_id": vendor().npu.utils.get_soc_version(),
+        "storage": storage(chip),
+        "formats": sorted(made.name for made in layout.registered().values() if made.fmt in ACL_FORMAT),
     }
+
+
+def storage(chip: Chip) -> list[str]:
+    """Where bytes of a stored matrix differ from what torch_npu allocates for the format of that name."""
+    package, found = vendor(), []
+    torch.npu.config.allow_internal_format = True               # off by default on chips other than 310P
+    for made in layout.registered().values():
+        for shape in SHAPES if made.fmt in ACL_FORMAT else ():
+            for dtype in (DTYPES[name] for name in chip.dtypes):
+                x = package.empty_with_format(shape, dtype=dtype, device="npu", acl_format=ACL_FORMAT[made.fmt])
+                want = package.get_storage_size(x) * dtype.itemsize
+                got = made.nbytes(shape, dtype), made.empty(shape, dtype).untyped_storage().nbytes()
+                if got != (want, want):
+                    found.append(f"layout {made.name} of {dtype} {shape}: {got} bytes, torch_npu takes {want}")
+    return found
 
 
 def overload(name: str) -> torch._ops.OpOverload:
@@ -205,12 +225,12 @@ def overload(name: str) -> torch._ops.OpOverload:
     return getattr(getattr(getattr(torch.ops, space), base), which or "default")
 
 
-def vendor_soc() -> int:
+def vendor() -> Any:
     package = device.vendor_package()
     assert package is not None, "torch_npu cannot be imported here"
-    return package.npu.utils.get_soc_version()
+    return package
 
 
 if __name__ == "__main__":
-    vendor_soc()
+    vendor()
     print(json.dumps(run(plugins.chip(sys.argv[1]))))

@@ -7,8 +7,8 @@ CPU = register(Chip(
     features=frozenset({F.TORCH_CPU, F.NUMBA}),
     dtypes=("float32", "bfloat16", "float16"),
     limits=Limits(block_tokens=(16, ()), unified_memory=True),
-    # input-major storage lets the matrix product of a small batch stream the weight once
-    layouts={"linear.weight": "col", "head.weight": "col", "embed.weight": "nd", "kv.paged": "bsnd"},
+    # panels let a matrix product of any batch read the weight once, in order
+    layouts={"linear.weight": "panel", "head.weight": "panel", "embed.weight": "panel", "kv.paged": "bsnd"},
     allows_reference=True,
     note="any host processor that torch and numba run on",
 ))

@@ -1,0 +1,77 @@
+"""Compiled loops on the threads of torch's own pool: a second pool would fight the first one for the cores.
+
+torch's CPU build brings an OpenMP runtime.  Its `GOMP_parallel` runs one function on every thread of the pool; the
+function takes numbered chunks of work from a shared counter until none is left, so no chunk waits for a slow thread.
+Without that runtime the calling thread does all chunks.
+"""
+
+import ctypes
+import functools
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numba
+import torch
+from llvmlite import ir
+from numba import types
+from numba.extending import intrinsic
+
+Region = Callable[[int], None]
+
+
+@functools.cache
+def gomp() -> int:
+    """Address of GOMP_parallel in the runtime that torch has loaded; 0 when there is none."""
+    folder = Path(torch.__file__).parent / "lib"
+    for name in (*map(str, sorted(folder.glob("libgomp*.so*"))), "libgomp.so.1"):
+        try:
+            found = ctypes.CDLL(name).GOMP_parallel
+        except (OSError, AttributeError):
+            continue
+        return ctypes.cast(found, ctypes.c_void_p).value or 0
+    return 0
+
+
+@functools.cache
+def entry(region: Any) -> int:
+    """Address of a compiled `void region(int64_t *work)`."""
+    return numba.cfunc(types.void(types.CPointer(types.int64)), cache=True, nopython=True)(region).address
+
+
+@intrinsic
+def take(typingctx: Any, counter: Any) -> Any:
+    """The next number of a counter in memory (its address), counting from 0; no number is given out twice."""
+
+    def build(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        word = ir.IntType(64)
+        at = builder.inttoptr(args[0], word.as_pointer())
+        return builder.atomic_rmw("add", at, ir.Constant(word, 1), "monotonic")
+
+    return types.int64(types.int64), build
+
+
+@intrinsic
+def fork(typingctx: Any, parallel: Any, region: Any, work: Any, threads: Any) -> Any:
+    """Call region(work) on every one of `threads` threads; by the caller alone when `parallel` is 0 or one is asked."""
+
+    def build(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        parallel, region, work, threads = args
+        void, pointer, number = ir.VoidType(), ir.IntType(8).as_pointer(), ir.IntType(32)
+        body = ir.FunctionType(void, [pointer])
+        data = builder.inttoptr(work, pointer)
+        alone = builder.or_(
+            builder.icmp_signed("==", parallel, ir.Constant(parallel.type, 0)),
+            builder.icmp_signed("<", threads, ir.Constant(threads.type, 2)),
+        )
+        with builder.if_else(alone) as (serial, team):
+            with serial:
+                builder.call(builder.inttoptr(region, body.as_pointer()), [data])
+            with team:
+                kind = ir.FunctionType(void, [body.as_pointer(), pointer, number, number])
+                count = builder.trunc(threads, number)
+                builder.call(builder.inttoptr(parallel, kind.as_pointer()),
+                             [builder.inttoptr(region, body.as_pointer()), data, count, ir.Constant(number, 0)])
+        return context.get_dummy_value()
+
+    return types.void(types.int64, types.int64, types.int64, types.int64), build

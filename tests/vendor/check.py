@@ -141,7 +141,8 @@ def report(r: dict[str, Any]) -> tuple[list[str], list[str]]:
     plain = sorted(n for n, k in r["kernels"].items() if not k["calls"])
     lines += [f"    without vendor call: {', '.join(plain)}"] if plain else []
     lines += [f"    {n} {p}" for n, k in calling.items() for p in k["problems"] if ": known: " in p]
-    return lines, [f"{r['chip']} {n} {p}" for n, found in wrong.items() for p in found]
+    lines.append(f"    storage formats compared: {', '.join(r['formats']) or 'none'}")
+    return lines, [f"{r['chip']} {n} {p}" for n, found in wrong.items() for p in found] + r["storage"]
 
 
 def main() -> int:

@@ -79,10 +79,13 @@ def test_a_mismatch_makes_the_report_fail_and_a_known_one_does_not(check: Module
         "norm/good": row(), "norm/half": row(calls=("npu::a", "atb::b")), "norm/plain": row(calls=()),
         "norm/known": row("case 0 in f16: known: its shapes are wrong; ..."), "norm/bad": row("case 1 in f16: x"),
     }
-    lines, wrong = check.report({"chip": "a9", "soc": "S", "soc_id": 1, "kernels": kernels, "with_shapes": ["npu::a"]})
+    lines, wrong = check.report({
+        "chip": "a9", "soc": "S", "soc_id": 1, "kernels": kernels, "with_shapes": ["npu::a"], "formats": ["nz"],
+        "storage": ["layout nz: 8 bytes, torch_npu takes 512"],
+    })
     assert lines[0].startswith("a9 (S, vendor id 1): 3 of 4 vendor-calling kernels agree in 8 cases, 2 of them in")
     assert "without vendor call: norm/plain" in lines[1] and "norm/known" in lines[2]
-    assert wrong == ["a9 norm/bad case 1 in f16: x"]
+    assert wrong == ["a9 norm/bad case 1 in f16: x", "layout nz: 8 bytes, torch_npu takes 512"]
 
 
 # ---- kernels over the real package ---------------------------------------------------------------------------------
@@ -92,6 +95,7 @@ PLUGIN = '''
 
 import torch
 
+from afl import layout
 from afl.chip import Chip, register
 from afl.ir.kernel import kernel
 from afl.ops.act import swiglu
@@ -207,6 +211,8 @@ def writes_from_the_host(k_cache, v_cache, k, v, slot):
 
 
 emu.register()
+layout.register(layout.Layout("unpadded", "nz", lambda shape, dtype: torch.empty(shape, dtype=dtype), layout.put_rows,
+                              lambda x: x.contiguous(), layout.strided_bytes))
 '''
 
 FINDS = {
@@ -245,3 +251,11 @@ def test_a_kernel_is_compared_with_the_real_package(found: dict[str, Any], kerne
     assert problems == [] if why is None else problems and all(why in p for p in problems)
     assert set(found["kernels"]) >= set(FINDS) and (found["soc"], found["soc_id"]) == ("Ascend950PR_9599", 260)
     assert "npu::npu_swiglu" in found["with_shapes"] and "atb::_npu_reshape_and_cache" not in found["with_shapes"]
+
+
+@pytest.mark.skipif(not VENDOR.exists(), reason="`make vendor-check` makes the environment")
+def test_bytes_of_a_stored_matrix_are_compared_with_the_real_package(found: dict[str, Any]):
+    wrong = [p for p in found["storage"] if p.startswith("layout unpadded ")]
+    assert wrong == found["storage"]
+    assert "layout unpadded of torch.bfloat16 (20, 18): (720, 720) bytes, torch_npu takes 2048" in wrong
+    assert not any("(16, 16)" in p for p in wrong), "a whole fractal needs no padding"

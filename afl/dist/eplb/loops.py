@@ -164,11 +164,11 @@ def pack_risk(order, mean, cov, count, z, size, held):
     return True
 
 
-def peak_score(x, count, held):
-    """Mean over samples of (peak of the ranks * ranks + 0.01) / (sum + 0.01); x float64 [samples, experts]."""
+def peaks(x, count, held):
+    """float64 [samples]: (peak of the ranks * ranks + 0.01) / (sum + 0.01) of each sample; x [samples, experts]."""
     m, experts = x.shape
     ranks = held.shape[0]
-    total = 0.0
+    out = np.empty(m)
     unit = np.empty(experts)
     for t in range(m):
         whole = 0.0
@@ -182,5 +182,5 @@ def peak_score(x, count, held):
                 if held[r, e]:
                     y += unit[e]
             peak = max(peak, y)
-        total += (peak * ranks + 0.01) / (whole + 0.01)
-    return total / max(m, 1)
+        out[t] = (peak * ranks + 0.01) / (whole + 0.01)
+    return out

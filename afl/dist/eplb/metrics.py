@@ -52,7 +52,7 @@ def moves(old: Placement, new: Placement) -> int:
 
 
 def lower_bound(load: np.ndarray, slots: int, ranks: int) -> float:
-    """No placement of `slots` replicas has a smaller PAR for the loads [experts] of a layer, whichever replicas it makes.
+    """No placement of `slots` replicas has a smaller PAR for the loads [experts] of a layer, whatever it replicates.
 
     The hottest expert, replicated as the greedy rule does (which minimises the hottest replica), against the average.
     """

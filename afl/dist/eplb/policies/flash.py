@@ -8,7 +8,7 @@ of the packed result, which other descriptions mention, is part of the `afl` pol
 
 import numpy as np
 
-from afl.dist.eplb.loops import compiled, covariance, pack_risk, peak_score, replicate
+from afl.dist.eplb.loops import compiled, covariance, pack_risk, peaks, replicate
 from afl.dist.eplb.problem import held_of, relabel, require, settle, sizes
 from afl.dist.eplb.values import LoadWindow, Params, Placement, Topology
 
@@ -27,7 +27,7 @@ def rebalance(load: LoadWindow, now: Placement, topology: Topology, params: Para
         size = sizes(out[layer])
         x = np.ascontiguousarray(rows[:, layer])
         held = held_of(out[layer], load.experts)
-        if 1 / compiled(peak_score)(x, held.sum(0), held) >= ENOUGH[now.ranks < 32]:
+        if 1 / compiled(peaks)(x, held.sum(0), held).mean() >= ENOUGH[now.ranks < 32]:
             continue
         found = search(grouped(x), size, params.z)
         if found is not None:
@@ -36,7 +36,7 @@ def rebalance(load: LoadWindow, now: Placement, topology: Topology, params: Para
 
 
 def grouped(x: np.ndarray) -> np.ndarray:
-    """float64 [at most 64, experts]: sums over consecutive rows of x [steps, experts], the last ones if some are over."""
+    """float64 [at most 64, experts]: sums over consecutive rows of x [steps, experts], the latest ones."""
     width = max(len(x) // SAMPLES, 1)
     n = min(len(x) // width, SAMPLES)
     return np.ascontiguousarray(x[len(x) - n * width:].reshape(n, width, -1).sum(1))
@@ -60,7 +60,7 @@ def search(x: np.ndarray, size: np.ndarray, z: float) -> np.ndarray | None:
         by_load = np.argsort(-(mean / now), kind="stable")
         if now.sum() != size.sum() or not compiled(pack_risk)(by_load, mean, cov, now, z, size, held):
             return np.inf, None
-        return compiled(peak_score)(x, now, held), held
+        return float(compiled(peaks)(x, now, held).mean()), held
 
     for i, group in enumerate(groups[:-1]):
         if left == 0:

@@ -1,0 +1,175 @@
+"""Local search on one layer: replace surplus replicas, then exchange experts between two ranks (compiled loops).
+
+The risk of a rank is mean + z * standard deviation of its load.  With the covariance of each rank's load with each
+expert (`joint`) at hand, the risk after an exchange costs a few additions.  What the loops share, for one layer:
+
+    slot int64 [ranks, slots per rank]      expert in each slot, -1 = hole
+    fixed bool [ranks, slots per rank]      slots that must stay as they are
+    home bool [ranks, experts]              where the experts were when the plan began: a move is a new place
+    held bool [ranks, experts]              where they are
+    count int64 [experts]                   replicas
+    mean float64 [experts], cov float64 [experts, experts]      of an expert's whole load; cov is not read if z == 0
+    part float64 [experts, experts]         cov between single replicas
+    joint float64 [ranks, experts]          cov between a rank's load and one replica of an expert
+    mu, var float64 [ranks]                 mean and variance of a rank's load
+"""
+
+import numpy as np
+
+
+def tally(slot, count, mean, cov, z, part, joint, mu, var):
+    """Write `part`, `joint`, `mu` and `var` from the slots."""
+    ranks, size = slot.shape
+    experts = len(mean)
+    if z > 0:
+        for e in range(experts):
+            for f in range(experts):
+                part[e, f] = cov[e, f] / (count[e] * count[f])
+    for r in range(ranks):
+        mu[r], var[r] = 0.0, 0.0
+        joint[r, :] = 0.0
+        for k in range(size):
+            e = slot[r, k]
+            if e >= 0:
+                mu[r] += mean[e] / count[e]
+                if z > 0:
+                    for g in range(experts):
+                        joint[r, g] += part[e, g]
+        if z > 0:
+            for k in range(size):
+                if slot[r, k] >= 0:
+                    var[r] += joint[r, slot[r, k]]
+
+
+def put(slot, held, count, mean, z, part, joint, mu, var, r, k, f):
+    """Write expert `f` into slot k of rank r and keep the sums true; `count` stays."""
+    e = slot[r, k]
+    slot[r, k] = f
+    held[r, e], held[r, f] = False, True
+    mu[r] += mean[f] / count[f] - mean[e] / count[e]
+    if z > 0:
+        var[r] += part[e, e] - 2.0 * joint[r, e] + 2.0 * (joint[r, f] - part[e, f]) + part[f, f]
+        for g in range(len(mean)):
+            joint[r, g] += part[f, g] - part[e, g]
+
+
+def refill(slot, fixed, home, held, count, target, mean, cov, z, budget, part, joint, mu, var):
+    """Overwrite replicas that `target` has no use for by those it misses: largest load first, on the least risky rank.
+
+    int64 [experts] `count` becomes `target`, except where no rank can take a replica or `budget` moves are used up.
+    Returns the moves made (an expert that comes back home takes one back).
+    """
+    ranks, size = slot.shape
+    have = count.copy()
+    count[:] = target
+    tally(slot, count, mean, cov, z, part, joint, mu, var)
+    order = np.argsort(-(mean / target), kind="mergesort")
+    moves = 0
+    for i in range(len(order)):
+        f = order[i]
+        while have[f] < target[f]:
+            best, at, least = -1, -1, 0.0
+            for r in range(ranks):
+                if held[r, f]:
+                    continue
+                for k in range(size):
+                    e = slot[r, k]
+                    if e < 0 or fixed[r, k] or have[e] <= target[e]:
+                        continue
+                    if moves + (not home[r, f]) - (not home[r, e]) > budget:
+                        continue
+                    x = mu[r] + mean[f] / count[f] - mean[e] / count[e]
+                    if z > 0:
+                        v = var[r] + part[e, e] - 2.0 * joint[r, e] + 2.0 * (joint[r, f] - part[e, f]) + part[f, f]
+                        x += z * np.sqrt(max(v, 0.0))
+                    if best < 0 or x < least:
+                        best, at, least = r, k, x
+            if best < 0:
+                break
+            e = slot[best, at]
+            moves += (not home[best, f]) - (not home[best, e])
+            have[e] -= 1
+            have[f] += 1
+            put(slot, held, count, mean, z, part, joint, mu, var, best, at, f)
+    count[:] = have
+    tally(slot, count, mean, cov, z, part, joint, mu, var)
+    return moves
+
+
+def exchange(slot, fixed, home, held, count, mean, z, tol, price, moves, budget, most, part, joint, mu, var):
+    """Exchange experts between two ranks as long as the riskier of the two falls by what the moves cost.
+
+    The riskiest rank goes first; when it finds no partner the next one tries, since their exchange may help it later.
+    A rank tries again only with ranks that changed.  price: what a move costs, in average loads of a rank; tol: ends
+    when the peak risk is within tol of the average; moves: made so far; most: number of exchanges.  In the end the
+    exchanges after the best moment (peak risk + price of all moves) are undone.  Returns (peak risk over average
+    load + price of moves, moves).
+    """
+    ranks, size = slot.shape
+    risk = np.empty(ranks)
+    average = 0.0
+    for r in range(ranks):
+        average += mu[r]
+        risk[r] = mu[r] + z * np.sqrt(max(var[r], 0.0))
+    average /= ranks
+    done = np.empty((most, 4), np.int64)
+    changed, scanned = np.ones(ranks, np.int64), np.zeros(ranks, np.int64)
+    clock, n, best_n = 1, 0, 0
+    best_value, best_moves = risk.max() / average + price * moves, moves
+    while n < most:
+        if risk.max() <= average * (1.0 + tol):
+            break
+        r = -1
+        for q in range(ranks):
+            if scanned[q] < clock and risk[q] > average and (r < 0 or risk[q] > risk[r]):
+                r = q
+        if r < 0:
+            break
+        least, with_rank, at, to = risk[r] - 1e-9 * average, -1, -1, -1
+        for q in range(ranks):
+            if q == r or risk[q] >= risk[r] or max(changed[q], changed[r]) <= scanned[r]:
+                continue
+            for k in range(size):
+                e = slot[r, k]
+                if e < 0 or fixed[r, k] or held[q, e]:
+                    continue
+                mean_e = mean[e] / count[e]
+                for j in range(size):
+                    f = slot[q, j]
+                    if f < 0 or fixed[q, j] or held[r, f]:
+                        continue
+                    new = (not home[q, e]) + (not home[r, f]) - (not home[r, e]) - (not home[q, f])
+                    d = mean[f] / count[f] - mean_e
+                    x = max(mu[r] + d, mu[q] - d) + price * average * new
+                    if x >= least or moves + new > budget:
+                        continue
+                    if z > 0:
+                        w = part[e, e] + part[f, f] - 2.0 * part[e, f]
+                        v = var[r] + w + 2.0 * (joint[r, f] - joint[r, e])
+                        u = var[q] + w + 2.0 * (joint[q, e] - joint[q, f])
+                        x = max(mu[r] + d + z * np.sqrt(max(v, 0.0)), mu[q] - d + z * np.sqrt(max(u, 0.0)))
+                        x += price * average * new
+                    if x < least:
+                        least, with_rank, at, to = x, q, k, j
+        if with_rank < 0:
+            scanned[r] = clock
+            continue
+        q, e, f = with_rank, slot[r, at], slot[with_rank, to]
+        moves += (not home[q, e]) + (not home[r, f]) - (not home[r, e]) - (not home[q, f])
+        put(slot, held, count, mean, z, part, joint, mu, var, r, at, f)
+        put(slot, held, count, mean, z, part, joint, mu, var, q, to, e)
+        done[n, 0], done[n, 1], done[n, 2], done[n, 3] = r, at, q, to
+        n += 1
+        clock += 1
+        changed[r] = changed[q] = clock
+        risk[r] = mu[r] + z * np.sqrt(max(var[r], 0.0))
+        risk[q] = mu[q] + z * np.sqrt(max(var[q], 0.0))
+        value = risk.max() / average + price * moves
+        if value < best_value:
+            best_value, best_moves, best_n = value, moves, n
+    for i in range(n - 1, best_n - 1, -1):
+        r, k, q, j = done[i, 0], done[i, 1], done[i, 2], done[i, 3]
+        e, f = slot[r, k], slot[q, j]
+        put(slot, held, count, mean, z, part, joint, mu, var, r, k, f)
+        put(slot, held, count, mean, z, part, joint, mu, var, q, j, e)
+    return best_value, best_moves

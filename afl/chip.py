@@ -19,6 +19,11 @@ class F:
 
     TORCH_CPU = "torch_cpu"   # torch's own CPU operators
     NUMBA = "numba"           # loops compiled for the host processor
+    NPU = "npu"               # torch's operators on the device, and the vendor's norms, gates, rotations and products
+    SCATTER_PA = "scatter_pa"     # npu_scatter_pa_kv_cache
+    FIA = "fia"               # npu_fused_infer_attention_score over paged caches
+    ATB_PAGED = "atb_paged"   # _npu_paged_attention over plain caches, lengths in a host tensor
+    ATB_NZ = "atb_nz"         # the _npu_* cache and attention operators over NZ caches, float16
 
 
 @attrs.frozen
@@ -29,15 +34,26 @@ class Limits:
     block_tokens: tuple[int, tuple[int, ...]] = (16, ())   # default, allowed (empty = any number from 1 on)
     graph_streams: int = 0                                 # captured graphs alive at a time; 0 = no capture
     unified_memory: bool = False                           # device memory is host memory
+    block_elements: int = 0                                # tokens of a block x channels of a head; 0 = no limit
+    cube_cores: int = 0
+    vector_cores: int = 0
 
 
 @attrs.frozen
 class Roofline:
-    """Peak figures for planners: operations per second by dtype name, bytes per second.  0 = unknown."""
+    """Peak figures of one bin for planners: operations per second by dtype name, bytes per second.  0 = unknown.
 
+    `sources` says for each figure where it comes from: "public" (the vendor's or press figures), "code" (read from
+    software that the vendor or users publish) or "assumed".
+    """
+
+    bin: str = ""
     flops: Mapping[str, float] = attrs.field(factory=dict)
+    memory_bytes: int = 0
     memory_bytes_per_s: float = 0.0
-    link_bytes_per_s: float = 0.0
+    link_bytes_per_s: float = 0.0          # to peers
+    host_bytes_per_s: float = 0.0          # to host memory
+    sources: Mapping[str, str] = attrs.field(factory=dict)
 
 
 @attrs.frozen
@@ -54,11 +70,16 @@ class Chip:
     features: frozenset[str] = frozenset()
     dtypes: tuple[str, ...] = ("float32",)
     limits: Limits = Limits()
-    roofline: Roofline = Roofline()
+    rooflines: tuple[Roofline, ...] = (Roofline(),)      # one per bin, the most common first
     layouts: Mapping[str, str] = attrs.field(factory=dict)
     prefer: Mapping[str, tuple[str, ...]] = attrs.field(factory=dict)
     allows_reference: bool = False
     note: str = ""
+
+    @property
+    def roofline(self) -> Roofline:
+        """Figures of the most common bin."""
+        return self.rooflines[0]
 
     @property
     def captures(self) -> bool:

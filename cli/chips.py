@@ -55,7 +55,8 @@ def show_chips(
 def _record(c: Any) -> dict[str, Any]:
     row = {f.name: getattr(c, f.name) for f in attrs.fields(type(c))}
     plain = {
-        **row, "features": sorted(c.features), "limits": attrs.asdict(c.limits), "roofline": attrs.asdict(c.roofline),
+        **row, "features": sorted(c.features), "limits": attrs.asdict(c.limits),
+        "rooflines": [attrs.asdict(r) for r in c.rooflines],
         "layouts": dict(c.layouts), "prefer": {k: list(v) for k, v in c.prefer.items()}, "captures": c.captures,
     }
     return plain

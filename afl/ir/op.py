@@ -161,7 +161,9 @@ class Op:
                 raise TypeRuleError(self._complaint("", str(e), types)) from None
             return out if isinstance(out, tuple) else (out,)
         assert self.results is not None, f"{self.name}: no annotation of results and no rule"
-        fmt = {(o.name, o.dims): t.fmt for o, t in zip(self.operands, types, strict=True) if isinstance(t, TensorType)}
+        fmt: dict[Any, str] = {
+            (o.name, o.dims): t.fmt for o, t in zip(self.operands, types, strict=True) if isinstance(t, TensorType)
+        }
         return tuple(_build(r, dims, dtypes, fmt.get((r.dtype, r.dims), "nd")) for r in self.results)
 
     def dims(self, types: tuple[Type | None, ...]) -> dict[str, Any]:

@@ -17,7 +17,7 @@ LANES = 32
 def panels(stored: Tensor) -> Tensor:
     """The memory of a stored [o, i] tensor as it lies: [o/32 rounded up, i, 32]."""
     o, i = stored.shape
-    return torch.empty(0, dtype=stored.dtype).set_(stored.untyped_storage(), 0, (-(-o // LANES), i, LANES))
+    return stored.as_strided((-(-o // LANES), i, LANES), (i * LANES, LANES, 1), 0)
 
 
 def _bytes(shape: tuple[int, ...], dtype: torch.dtype) -> int:

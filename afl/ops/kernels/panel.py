@@ -113,7 +113,7 @@ def _share(work, kind):
     chunks, chunk, count, m, k, x, w, y, stride, counter, size = (
         d[0], d[1], d[2], d[3], d[4], d[5], d[6], d[7], d[8], d[9], d[10])
     while True:
-        c = take(counter)
+        c = take(counter)  # type: ignore[call-arg]
         if c >= chunks:
             break
         for p in range(c * chunk, min(count, (c + 1) * chunk)):
@@ -152,7 +152,7 @@ def _start(parallel, share, threads, chunks, chunk, count, m, k, x, w, y, stride
     work[0], work[1], work[2], work[3], work[4], work[5] = chunks, chunk, count, m, k, x
     work[6], work[7], work[8], work[10], work[11] = w, y, stride, size, 0
     work[9] = work.ctypes.data + 11 * 8
-    fork(parallel, share, work.ctypes.data, threads)
+    fork(parallel, share, work.ctypes.data, threads)  # type: ignore[call-arg]
 
 
 def multiply(x: Tensor, w: Tensor) -> Tensor:

@@ -36,11 +36,12 @@ def gomp() -> int:
 @functools.cache
 def entry(region: Any) -> int:
     """Address of a compiled `void region(int64_t *work)`."""
-    return numba.cfunc(types.void(types.CPointer(types.int64)), cache=True, nopython=True)(region).address
+    made: Any = numba.cfunc(types.void(types.CPointer(types.int64)), cache=True)(region)
+    return made.address
 
 
 @intrinsic
-def take(typingctx: Any, counter: Any) -> Any:
+def take(typingctx, counter):
     """The next number of a counter in memory (its address), counting from 0; no number is given out twice."""
 
     def build(context: Any, builder: Any, signature: Any, args: Any) -> Any:
@@ -52,7 +53,7 @@ def take(typingctx: Any, counter: Any) -> Any:
 
 
 @intrinsic
-def fork(typingctx: Any, parallel: Any, region: Any, work: Any, threads: Any) -> Any:
+def fork(typingctx, parallel, region, work, threads):
     """Call region(work) on every one of `threads` threads; by the caller alone when `parallel` is 0 or one is asked."""
 
     def build(context: Any, builder: Any, signature: Any, args: Any) -> Any:

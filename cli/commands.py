@@ -12,7 +12,7 @@ from typer.core import TyperCommand, TyperGroup
 from afl.config import unknown_variables
 from afl.errors import AflError
 
-from . import chips, inspect, run
+from . import chips, eplb, inspect, run
 from .terminal import say
 
 HELP = """Large language models on CPUs and Ascend NPUs.
@@ -22,6 +22,7 @@ HELP = """Large language models on CPUs and Ascend NPUs.
   afl run --model ./my-checkpoint --stats Hello  a Hugging Face folder or a .gguf file, with figures
   afl run --file prompts.txt --json > out.jsonl  many prompts as one batch
   afl inspect graph --rows 2                     the program that one step of a model is
+  afl eplb plan --load load.npz --ranks 32       where to put experts, from a recorded load
   afl chips                                      what it runs on
 """
 
@@ -114,5 +115,9 @@ look = typer.Typer(help=inspect.HELP, no_args_is_help=True, rich_markup_mode=Non
 app.add_typer(look, name="inspect")
 for _name, _function in inspect.COMMANDS.items():
     _command(look, _name, _function)
+balance = typer.Typer(help=eplb.HELP, no_args_is_help=True, rich_markup_mode=None)
+app.add_typer(balance, name="eplb")
+for _name, _function in eplb.COMMANDS.items():
+    _command(balance, _name, _function)
 _command(app, "chips", chips.show_chips)
 _command(app, "models", chips.show_models)

@@ -4,6 +4,7 @@ import numpy as np
 
 from afl.dist.eplb import policies
 from afl.dist.eplb.diff import apply, settle
+from afl.dist.eplb.forecast import choose
 from afl.dist.eplb.metrics import par, rank_loads
 from afl.dist.eplb.rounds import schedule, stages
 from afl.dist.eplb.values import LoadWindow, Params, Placement, Plan, Topology
@@ -29,11 +30,11 @@ def plan(window: LoadWindow, placement: Placement, topology: Topology, params: P
     bad = new.check(window.experts)
     if bad:
         raise CheckFailed(violations(f"policy {policy} made a placement that is not valid, please report it", bad))
-    load = expected(window, params)
+    load, _ = expected(window, params)
     before, after = (par(rank_loads(load, p)) for p in (placement, new))
     urgent = np.argsort(-(before - after) * load.sum(1), kind="stable")
     done = schedule(placement, new, topology, params, urgent.tolist())
-    gain = params.horizon_steps * _saved(load, before, after, params)
+    gain = params.horizon_steps * saved(load, before, after, params)
     return Plan(new, done.rounds, before, after, done.bytes, done.seconds, gain,
                 _reasons(placement, new, before, after, params), done.commits, done.starts)
 
@@ -52,12 +53,22 @@ def fits(window: LoadWindow, placement: Placement, topology: Topology) -> None:
         raise BalanceError(violations("loads, placement and topology that do not fit", bad))
 
 
-def expected(window: LoadWindow, params: Params) -> np.ndarray:
-    """float64 [layers, experts]: tokens per step that the coming steps are expected to bring."""
-    return window.total / max(window.steps, 1)
+def expected(window: LoadWindow, params: Params) -> tuple[np.ndarray, tuple[str, ...]]:
+    """Tokens per step that are expected to come, float64 [layers, experts], and the forecaster of each layer."""
+    x = window.samples()
+    ahead = max(round(params.horizon_steps / window.block_steps), 1)
+    names, load = [], np.zeros(window.total.shape)
+    for layer in range(window.layers):
+        rows = np.ascontiguousarray(x[:, layer])
+        if rows.any():
+            name, (load[layer], _) = choose(rows, ahead, params.forecaster)
+            names.append(name)
+        else:
+            names.append("none")
+    return load, tuple(names)
 
 
-def _saved(load: np.ndarray, before: np.ndarray, after: np.ndarray, params: Params) -> float:
+def saved(load: np.ndarray, before: np.ndarray, after: np.ndarray, params: Params) -> float:
     """Seconds per step: the ranks wait for the slowest one in every layer, so its load is the layer's time."""
     mean = load.sum(1)
     if not (mean * before).sum() > 0:

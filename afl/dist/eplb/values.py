@@ -234,7 +234,7 @@ class Params:
             ("bytes_per_expert", 0, np.inf), ("step_seconds", 0, np.inf), ("horizon_steps", 0, np.inf),
             ("groups", 1, np.inf), ("seed", 0, np.inf), ("staging", 0, np.inf), ("link_share", 1e-6, 1),
             ("expert_share", 0, 1))
-        bad = [f"{n} must be a number of at least {low}{'' if high == np.inf else f' and at most {high:g}'}, "
-               f"got {getattr(self, n)}" for n, low, high in rules if not low <= getattr(self, n) <= high]
+        bad = [f"{n} must be a number of at least {low}{'' if high == np.inf else f' and at most {high:g}'}, got {v}"
+               for n, low, high in rules if not (low <= (v := getattr(self, n)) <= high and v < np.inf)]
         if bad:
             raise BalanceError(violations("planner parameters", bad))

@@ -47,7 +47,8 @@ BlockTokens = Annotated[int, _engine("Tokens per cache block; 0: what the chip p
 
 SAMPLING = (
     "max_tokens", "temperature", "top_p", "top_k", "min_p", "seed", "n", "stop", "stop_ids", "logprobs", "ignore_eos",
-    "min_tokens", "repetition_penalty", "frequency_penalty", "presence_penalty", "logit_bias", "include_stop",
+    "min_tokens", "repetition_penalty", "frequency_penalty", "presence_penalty", "logit_bias", "bad_words",
+    "include_stop",
 )
 
 
@@ -94,6 +95,8 @@ def run(
         "Subtracted if it occurred in the answer; 0: off.", metavar="X")] = None,
     logit_bias: Annotated[list[str] | None, _sampling(
         "Added to a token's logit; repeat for several.", metavar="ID:VALUE")] = None,
+    bad_words: Annotated[list[str] | None, _sampling(
+        "Never write this text; repeat for several.", metavar="TEXT")] = None,
     logprobs: Annotated[int | None, _sampling(
         "Log-probability of each token, with this many alternatives (0: none).")] = None,
     chip: Chip = _E.chip,
@@ -176,13 +179,15 @@ def _serve(
 
     with busy(f"opening {name}"):        # torch and the tokenizer take a second or two
         from afl.run.engine import Engine
-        from afl.run.generate import encode, stream
+        from afl.run.generate import bad_words, encode, stream
         from afl.run.load import outline
         from afl.run.sampling import SamplingParams
 
         found = outline(name, config)
     m = found.model
     wishes = {k: v for k, v in sampling.items() if (k, v) != ("max_tokens", 0)}
+    if "bad_words" in wishes:
+        wishes["bad_words_ids"] = bad_words(m, wishes.pop("bad_words"))
     params = SamplingParams.of(m.generation_config, **wishes)
     limited = "max_tokens" in sampling or params.max_tokens is not None
     if sampling.get("max_tokens") == 0:

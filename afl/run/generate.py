@@ -86,6 +86,16 @@ def encode(model: Any, prompt: Prompt, *, chat: bool = False, system: str | None
     return ids
 
 
+def bad_words(model: Any, words: Sequence[str]) -> tuple[tuple[int, ...], ...]:
+    """Token ids of texts that must not occur, each as the start of a text and as a word after a space."""
+    if model.text is None:
+        raise ConfigError("this model has no tokenizer; give bad words as bad_words_ids")
+    if not all(w.strip() for w in words):
+        raise ConfigError("a bad word is empty")
+    forms = [form for w in words for form in dict.fromkeys((w, w.lstrip(), " " + w.lstrip()))]
+    return tuple(dict.fromkeys(tuple(model.text.tokenizer.encode(form, special=False)) for form in forms))
+
+
 def stream(engine: Engine, prompts: Sequence[Sequence[int]], params: SamplingParams) -> Iterator[Piece]:
     """Serve prompts of token ids as one batch, `params.n` samples each, yielding text as it becomes final.
 

@@ -54,7 +54,7 @@ def capturing():
 
 @pytest.fixture
 def serve():
-    """serve(engine, {id: (prompt, sampling)}) -> {id: (tokens, finish or refusal)}; `plans` receives every plan."""  # noqa: E501
+    """serve(engine, {id: (prompt, sampling)}) -> {id: (tokens, finish)}; `plans` receives every plan."""
 
     def run(engine, requests, plans=None):
         for id, (prompt, sampling) in requests.items():

@@ -65,7 +65,7 @@ def test_c01_default_and_null_are_plain_rotation(settings, plain):
     assert got.scale == 1.0 and np.allclose(got.inv_freq, want, rtol=1e-12)
 
 
-@pytest.mark.parametrize(  # noqa: E501
+@pytest.mark.parametrize(
     "given", [LLAMA3, {"rope_type": "linear", "factor": 3.0}, {"rope_type": "yarn", "factor": 2.0}]
 )
 def test_c01_both_spellings_of_the_kind_are_equal(settings, given):

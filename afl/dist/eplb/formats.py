@@ -40,7 +40,10 @@ def read_load(path: str | Path, recorded_under: Placement | None = None) -> np.n
     path = Path(path)
     try:
         x = _counts(path)
-        return read_counts(x) if recorded_under is None else from_slots(x, recorded_under)
+        x = read_counts(x) if recorded_under is None else from_slots(x, recorded_under)
+        if not len(x):
+            raise BalanceError("there is no window in it")
+        return x
     except BalanceError as e:
         raise BalanceError(f"{path}: {e}") from None
 

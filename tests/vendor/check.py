@@ -142,7 +142,8 @@ def report(r: dict[str, Any]) -> tuple[list[str], list[str]]:
     lines += [f"    without vendor call: {', '.join(plain)}"] if plain else []
     lines += [f"    {n} {p}" for n, k in calling.items() for p in k["problems"] if ": known: " in p]
     lines.append(f"    storage formats compared: {', '.join(r['formats']) or 'none'}")
-    return lines, [f"{r['chip']} {n} {p}" for n, found in wrong.items() for p in found] + r["storage"]
+    idle = [] if calling else [f"{r['chip']} has no kernel that calls a vendor operator"]
+    return lines, [f"{r['chip']} {n} {p}" for n, found in wrong.items() for p in found] + r["storage"] + idle
 
 
 def main() -> int:

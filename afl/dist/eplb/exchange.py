@@ -116,7 +116,7 @@ def exchange(slot, fixed, home, held, count, mean, z, tol, price, moves, budget,
     changed, scanned = np.ones(ranks, np.int64), np.zeros(ranks, np.int64)
     clock, n, best_n = 1, 0, 0
     best_value, best_moves = risk.max() / average + price * moves, moves
-    while n < most:
+    while n < most and n - best_n <= ranks:
         if risk.max() <= average * (1.0 + tol):
             break
         r = -1

@@ -1,48 +1,59 @@
 """What the experts' loads will be: several forecasters of one layer, and the choice between them by back-test.
 
-A forecaster takes block rates [blocks, experts] and the blocks to look ahead, and gives the expected rates [experts]
-with a relative standard error of each.  `krige` fits how fast the logarithms of the rates forget (their variogram) and
-draws them back to their common mean accordingly; the others are weighted means and the median.
+A forecaster takes block rates [blocks, experts] and the blocks to look ahead, and gives a `Guess`.  `krige` fits how
+fast the logarithms of the rates forget (their variogram) and draws them back to their common mean accordingly; the
+others are weighted means and the median.
 """
 
 from collections.abc import Callable
+from typing import NamedTuple
 
 import numpy as np
 
+from afl.dist.eplb.load import LoadWindow
 from afl.dist.eplb.loops import compiled
 from afl.errors import ConfigError, unknown
 
-Forecast = tuple[np.ndarray, np.ndarray]            # rates [experts], relative standard error [experts]
+SAMPLES = 64        # blocks that forecasts are made from
+BETTER = 0.97       # a forecaster replaces the mean only if its error is below this part of the mean's
 
 
-def mean(x: np.ndarray, ahead: int) -> Forecast:
+class Guess(NamedTuple):
+    """Expected rates and what their errors come from."""
+
+    rate: np.ndarray            # float64 [experts]
+    noise: float                # variance of the rate in units of a block's own noise
+    error: float = 0.0          # further relative standard error
+
+
+def mean(x: np.ndarray, ahead: int) -> Guess:
     """The mean over all blocks."""
-    return x.mean(0), _standard_error(x, np.full(len(x), 1 / len(x)))
+    return Guess(x.mean(0), 1 / len(x))
 
 
-def median(x: np.ndarray, ahead: int) -> Forecast:
+def median(x: np.ndarray, ahead: int) -> Guess:
     """The median over blocks, in sum as large as the mean: rare bursts tell nothing about their next victim."""
-    return _as_large(np.median(x, 0), x), 1.25 * _standard_error(x, np.full(len(x), 1 / len(x)))
+    return Guess(_as_large(np.median(x, 0), x), np.pi / 2 / len(x))
 
 
-def ewma4(x: np.ndarray, ahead: int) -> Forecast:
+def ewma4(x: np.ndarray, ahead: int) -> Guess:
     """Exponentially weighted, half-life a quarter of the window."""
     return _weighted(x, len(x) / 4)
 
 
-def ewma10(x: np.ndarray, ahead: int) -> Forecast:
+def ewma10(x: np.ndarray, ahead: int) -> Guess:
     """Exponentially weighted, half-life a tenth of the window."""
     return _weighted(x, len(x) / 10)
 
 
-def krige(x: np.ndarray, ahead: int) -> Forecast:
+def krige(x: np.ndarray, ahead: int) -> Guess:
     """Best linear forecast of the log rates, whose deviations forget exponentially; the mean over `ahead` blocks.
 
     Covariance of two blocks of an expert: steady + drift * exp(-distance / tau) + noise if they are the same.  Noise,
     drift and tau are fitted to the variogram, steady is what the spread between experts leaves.
     Source: simple kriging, e.g. Cressie, Statistics for Spatial Data (1993), section 3.2.
     """
-    m, n = x.shape
+    m = len(x)
     level = x.mean()
     if m < 8 or not level > 0:
         return mean(x, ahead)
@@ -61,40 +72,63 @@ def krige(x: np.ndarray, ahead: int) -> Forecast:
     both = steady + drift * (2 * lag.sum() - ahead) / ahead**2
     left = max(both - float((target * weight).sum()), 0.0)                  # variance of the mean ahead, given x
     rate = np.exp(center + (weight[:, None] * (y - center)).sum(0))
-    return _as_large(rate, x), np.full(n, np.sqrt(np.expm1(min(left, 4.0))))
+    return Guess(_as_large(rate, x), 0.0, float(np.sqrt(np.expm1(min(left, 4.0)))))
 
 
-FORECASTERS: dict[str, Callable[[np.ndarray, int], Forecast]] = {
+FORECASTERS: dict[str, Callable[[np.ndarray, int], Guess]] = {
     "mean": mean, "median": median, "ewma4": ewma4, "ewma10": ewma10, "krige": krige,
 }
-BETTER = 0.97       # a forecaster replaces the mean only if its error is below this part of the mean's
 
 
-def choose(x: np.ndarray, ahead: int, name: str = "backtest") -> tuple[str, Forecast]:
-    """The forecaster `name`, or the one with the least L1 error over the ends of the window: its name and forecast."""
-    if name != "backtest":
-        if name not in FORECASTERS:
-            raise ConfigError(unknown("forecaster", name, ("backtest", *FORECASTERS)))
-        return name, FORECASTERS[name](x, ahead)
-    best, least = "mean", np.inf
-    for candidate in FORECASTERS:
-        error = backtest(x, candidate)
-        if error < least * (BETTER if best == "mean" else 1.0):
-            best, least = candidate, error
-        if candidate == "mean" and len(x) < 8:
-            break
-    return best, FORECASTERS[best](x, ahead)
+def blocks(load: LoadWindow) -> tuple[np.ndarray, float]:
+    """Rates float64 [at most 64, layers, experts] over equal numbers of blocks, the latest ones; steps in each."""
+    size = load.block_sizes()
+    whole = [b for b, n in zip(load.blocks, size, strict=True) if n == load.block_steps] or list(load.blocks)
+    n = max(-(-len(whole) // SAMPLES), 1)
+    steps = float(n * size.max(initial=1))
+    whole = whole[len(whole) % n:]
+    return np.stack([sum(whole[i + 1:i + n], whole[i]) / steps for i in range(0, len(whole), n)]), steps
+
+
+def choose(x: np.ndarray, ahead: int, name: str = "backtest") -> tuple[str, tuple[np.ndarray, np.ndarray]]:
+    """The forecaster `name`, or for "backtest" the one that would have done best in the window (least L1 error).
+
+    Mean or median: which tells more about one half of the window from the other half, both ways.  Forgetting or not:
+    which tells more about the ends of the window from what was before.
+    Returns its name, the expected rates [experts] and a relative standard error [experts] of each.
+    """
+    if name == "backtest":
+        name = "median" if len(x) >= 8 and halves(x, "median") < halves(x, "mean") else "mean"
+        least = backtest(x, name) * BETTER
+        for candidate in ("ewma4", "ewma10", "krige") if len(x) >= 8 else ():
+            error = backtest(x, candidate)
+            if error < least:
+                name, least = candidate, error
+    elif name not in FORECASTERS:
+        raise ConfigError(unknown("forecaster", name, ("backtest", *FORECASTERS)))
+    rate, noise, error = FORECASTERS[name](x, ahead)
+    level = x.mean(0)
+    jumps = (np.diff(x, axis=0) ** 2).sum(0) / max(2 * (len(x) - 1), 1)     # variance from block to block
+    return name, (rate, np.sqrt(noise * jumps / np.where(level > 0, level, 1) ** 2 + error**2))
 
 
 def backtest(x: np.ndarray, name: str) -> float:
     """L1 error of shares, summed over forecasts from the first 4, 5 and 6 eighths of the blocks."""
-    error = 0.0
-    for cut in (len(x) // 2, len(x) * 5 // 8, len(x) * 3 // 4):
-        past, future = x[:cut], x[cut:].mean(0)
-        if cut and past.sum() > 0 and future.sum() > 0:
-            guess = FORECASTERS[name](past, len(x) - cut)[0]
-            error += float(np.abs(guess / guess.sum() - future / future.sum()).sum())
-    return error
+    n = len(x)
+    return sum(_error(x[:cut], x[cut:], name) for cut in (n // 2, n * 5 // 8, n * 3 // 4))
+
+
+def halves(x: np.ndarray, name: str) -> float:
+    """L1 error of shares, from the first half about the second and the other way round."""
+    a, b = x[:len(x) // 2], x[len(x) // 2:]
+    return _error(a, b, name) + _error(b, a, name)
+
+
+def _error(past: np.ndarray, future: np.ndarray, name: str) -> float:
+    if not (past.any() and future.any()):
+        return 0.0
+    guess, seen = FORECASTERS[name](past, len(future)).rate, future.mean(0)
+    return float(np.abs(guess / guess.sum() - seen / seen.sum()).sum())
 
 
 def _as_large(rate: np.ndarray, x: np.ndarray) -> np.ndarray:
@@ -102,19 +136,10 @@ def _as_large(rate: np.ndarray, x: np.ndarray) -> np.ndarray:
     return rate * (x.sum() / len(x) / total) if total > 0 else x.mean(0)
 
 
-def _weighted(x: np.ndarray, half_life: float) -> Forecast:
+def _weighted(x: np.ndarray, half_life: float) -> Guess:
     w = 0.5 ** (np.arange(len(x) - 1.0, -1.0, -1.0) / half_life)
     w /= w.sum()
-    return (x * w[:, None]).sum(0), _standard_error(x, w)
-
-
-def _standard_error(x: np.ndarray, weight: np.ndarray) -> np.ndarray:
-    """Relative standard error [experts] of the weighted mean of independent blocks; changes from block to block only."""
-    if len(x) < 2:
-        return np.zeros(x.shape[1])
-    level = x.mean(0)
-    variance = (np.diff(x, axis=0) ** 2).mean(0) / 2
-    return np.sqrt(variance * (weight**2).sum()) / np.where(level > 0, level, 1)
+    return Guess((x * w[:, None]).sum(0), float((w * w).sum()))
 
 
 def fit(y: np.ndarray, weight: np.ndarray, spread: float) -> tuple[float, float, float]:

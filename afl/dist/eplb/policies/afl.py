@@ -12,12 +12,11 @@ from functools import lru_cache
 import numpy as np
 
 from afl.dist.eplb.exchange import exchange, refill, tally
-from afl.dist.eplb.forecast import choose
+from afl.dist.eplb.forecast import blocks, choose
 from afl.dist.eplb.loops import compiled, covariance, peaks, replicate
 from afl.dist.eplb.problem import held_of, relabel, require, settle
 from afl.dist.eplb.values import LoadWindow, Params, Placement, Topology
 
-SAMPLES = 64            # blocks that forecasts, covariances and scenarios are made from
 FINE = 1e-3             # the search goes on until the peak risk is this near to the average
 ERRORS = 2.0            # standard errors by which a new placement must win
 
@@ -37,16 +36,6 @@ def rebalance(load: LoadWindow, now: Placement, topology: Topology, params: Para
         if x.any():
             out[layer] = plan_layer(x, out[layer], fixed[layer], ahead, price, params)
     return Placement(out.reshape(now.layers, -1), now.ranks)
-
-
-def blocks(load: LoadWindow) -> tuple[np.ndarray, float]:
-    """Rates float64 [at most 64, layers, experts] over equal numbers of blocks, the latest ones; steps in each."""
-    size = load.block_sizes()
-    whole = [b for b, n in zip(load.blocks, size, strict=True) if n == load.block_steps] or list(load.blocks)
-    n = max(-(-len(whole) // SAMPLES), 1)
-    steps = float(n * size.max(initial=1))
-    whole = whole[len(whole) % n:]
-    return np.stack([sum(whole[i + 1:i + n], whole[i]) / steps for i in range(0, len(whole), n)]), steps
 
 
 def price_of_move(now: Placement, topology: Topology, params: Params) -> float:
@@ -93,7 +82,7 @@ def plan_layer(x: np.ndarray, now: np.ndarray, fixed: np.ndarray, ahead: int, pr
 
 
 def keep_names(best: "Search", now: np.ndarray, fixed: np.ndarray) -> np.ndarray:
-    """int32 [ranks, slots per rank]: the found placement, its ranks renamed if that saves moves and nothing is pinned."""
+    """int32 [ranks, slots per rank]: the found placement, with its ranks renamed where that saves moves."""
     if not fixed.any():
         renamed = relabel(best.held, now)
         if (renamed & best.home).sum() > (best.held & best.home).sum():

@@ -170,17 +170,15 @@ def peaks(x, count, held):
     ranks = held.shape[0]
     out = np.empty(m)
     unit = np.empty(experts)
+    rank, expert = np.nonzero(held)
+    load = np.empty(ranks)
     for t in range(m):
         whole = 0.0
         for e in range(experts):
             whole += x[t, e]
             unit[e] = x[t, e] / count[e]
-        peak = 0.0
-        for r in range(ranks):
-            y = 0.0
-            for e in range(experts):
-                if held[r, e]:
-                    y += unit[e]
-            peak = max(peak, y)
-        out[t] = (peak * ranks + 0.01) / (whole + 0.01)
+        load[:] = 0.0
+        for i in range(len(rank)):
+            load[rank[i]] += unit[expert[i]]
+        out[t] = (load.max() * ranks + 0.01) / (whole + 0.01)
     return out

@@ -49,13 +49,9 @@ def relabel(held: np.ndarray, now: np.ndarray) -> np.ndarray:
     """
     from scipy.optimize import linear_sum_assignment
 
-    ranks, experts = held.shape
-    old = np.zeros((ranks, experts))
-    r, s = np.nonzero(now >= 0)
-    old[r, now[r, s]] = 1
-    match = old @ held.T.astype(np.float64)                 # [ranks, rows]
+    match = (held.T[now] & (now >= 0)[:, :, None]).sum(1)                   # [ranks, rows]: experts in common
     size = sizes(now)
-    match[size[:, None] != size[None, :]] = -1 - experts
+    match[size[:, None] != size[None, :]] = -1 - held.shape[1]
     row, col = linear_sum_assignment(match, maximize=True)
     out = np.empty_like(held)
     out[row] = held[col]

@@ -4,23 +4,27 @@ A stored tensor has the logical shape, so that types and shapes never change wit
 its `afl_fmt` says how, and only kernels that declare that format read it.  Everyone else goes through `back`.
 """
 
+import math
 from collections.abc import Callable
 from typing import Any
 
 import attrs
+import numpy as np
 import torch
 from torch import Tensor
 
 from afl.errors import ConfigError, unknown
+from afl.types import TensorType
 
 
 @attrs.frozen
 class Layout:
-    """A storage format of matrices [.., o, i].
+    """A storage format of tensors; `name` is also what `Chip.layouts` calls it.
 
     empty: an uninitialised stored tensor of a logical shape.  put: writes logical rows at a row of the first dimension.
     back: a plain tensor of the same values.  nbytes: bytes that a logical shape takes, padding included.
-    fmt: TensorType.fmt of stored tensors; "nd" when strides alone describe them.
+    fmt: TensorType.fmt of stored tensors; "nd" when strides alone describe them.  stays_plain: shapes that are not
+    stored so: their format is "nd", and the other functions treat them as plain.
     """
 
     name: str
@@ -29,6 +33,15 @@ class Layout:
     put: Callable[[Tensor, Tensor, int], None]
     back: Callable[[Tensor], Tensor]
     nbytes: Callable[[tuple[int, ...], torch.dtype], int]
+    stays_plain: Callable[[tuple[int, ...]], bool] = lambda shape: False
+
+    def fmt_of(self, shape: tuple[int, ...]) -> str:
+        """TensorType.fmt of a stored tensor of this shape."""
+        return "nd" if self.stays_plain(shape) else self.fmt
+
+    def types(self, shape: tuple[int, ...], dtype: torch.dtype) -> TensorType:
+        """The type of a stored tensor."""
+        return TensorType(shape, dtype, self.fmt)
 
     def to(self, x: Tensor) -> Tensor:
         """x stored in this layout; always a copy."""
@@ -65,7 +78,7 @@ def plain(x: Any) -> Any:
     fmt = getattr(x, "afl_fmt", "nd")
     if fmt == "nd":
         return x
-    return next(made for made in _LAYOUTS.values() if made.fmt == fmt).back(x)
+    return _of_fmt(fmt).back(x)
 
 
 def copy(x: Tensor) -> Tensor:
@@ -78,12 +91,24 @@ def copy(x: Tensor) -> Tensor:
     return made
 
 
+def zeros(shape: tuple[int, ...], dtype: torch.dtype, fmt: str) -> Tensor:
+    """Stored zeros whose pages the system hands out on first write: a cache costs what it holds, not what it could.
+
+    Zero bytes are zeros in every format.
+    """
+    made = _of_fmt(fmt)
+    memory = torch.from_numpy(np.zeros(made.nbytes(shape, dtype), np.uint8))
+    stored = made.empty(shape, dtype)           # for its strides and its format
+    return stored.set_(memory.untyped_storage(), 0, stored.shape, stored.stride())
+
+
+def _of_fmt(fmt: str) -> Layout:
+    return next(made for made in _LAYOUTS.values() if made.fmt == fmt)
+
+
 def strided_bytes(shape: tuple[int, ...], dtype: torch.dtype) -> int:
     """Bytes of a tensor without padding."""
-    n = dtype.itemsize
-    for s in shape:
-        n *= s
-    return n
+    return math.prod(shape) * dtype.itemsize
 
 
 def put_rows(stored: Tensor, rows: Tensor, at: int) -> None:

@@ -67,7 +67,7 @@ def outline(model: str | Path = DEFAULT_MODEL, config: EngineConfig | None = Non
     plan = plan_load(specs, checkpoint.tensors, definition.ignore)
 
     def type_of(spec: Any) -> TensorType:
-        fmt = layout_of(chip)(spec.role).fmt
+        fmt = layout_of(chip)(spec.role).fmt_of(spec.shape)
         return TensorType(spec.shape, dtype if spec.dtype is None else DTYPES[spec.dtype], fmt)
 
     text = Text.of(checkpoint) if checkpoint.tokenizer_json is not None else None

@@ -5,7 +5,6 @@ from functools import cached_property
 from typing import Any
 
 import attrs
-import numpy as np
 import torch
 
 from afl import tree
@@ -15,6 +14,7 @@ from afl.errors import ConfigError
 from afl.ir.graph import Graph
 from afl.ir.kernel import Choice, explain
 from afl.ir.trace import Eager, current, trace, using
+from afl.layout import zeros
 from afl.models.batch import Batch, ModelState
 from afl.models.spec import ModelDef
 from afl.types import HostIntsType, TensorType
@@ -48,7 +48,7 @@ class Model:
     def init_state(self, blocks: int = 64, block_tokens: int = 0, rows: int = 8) -> ModelState:
         """An empty state: zeroed caches of `blocks` usable blocks, `rows` device rows."""
         types = self.state_types(blocks, block_tokens or self.chip.limits.block_tokens[0], rows)
-        return tree.map(_untouched_zeros, types)
+        return tree.map(lambda t: zeros(t.shape, t.dtype, t.fmt), types)
 
     def step(self, params: Any, state: ModelState, batch: Batch) -> tuple[ModelState, Any]:
         """(state', logits f32[r, v]): the model's pure step, traced or run by whatever interpreter is current.
@@ -136,8 +136,3 @@ class Model:
             f"Model({self.definition.name}, {n / 1e6:.1f} M parameters, {len(self.caches)} layers, "
             f"{str(self.dtype).removeprefix('torch.')}, chip {self.chip.name})"
         )
-
-
-def _untouched_zeros(t: TensorType) -> torch.Tensor:
-    """Zeros whose pages the system hands out on first write: a cache costs what it holds, not what it could hold."""
-    return torch.from_numpy(np.zeros(t.nbytes, np.uint8)).view(t.dtype).view(t.shape)

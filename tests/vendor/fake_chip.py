@@ -208,7 +208,7 @@ def storage(chip: Chip) -> list[str]:
     package, found = vendor(), []
     torch.npu.config.allow_internal_format = True               # off by default on chips other than 310P
     for made in layout.registered().values():
-        for shape in SHAPES if made.fmt in ACL_FORMAT else ():
+        for shape in (s for s in SHAPES if made.fmt_of(s) in ACL_FORMAT):
             for dtype in (DTYPES[name] for name in chip.dtypes):
                 x = package.empty_with_format(shape, dtype=dtype, device="npu", acl_format=ACL_FORMAT[made.fmt])
                 want = package.get_storage_size(x) * dtype.itemsize

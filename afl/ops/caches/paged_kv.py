@@ -7,9 +7,14 @@ import torch
 from torch import Tensor
 
 from afl.chip import Chip
+from afl.layout import Layout, layout, put_rows, register, strided_bytes
 from afl.ops.attention import paged_attention, write_kv
 from afl.tree import struct
 from afl.types import TensorType
+
+# caches whose dimensions lie in their logical order
+BSND = register(Layout("bsnd", "nd", lambda shape, dtype: torch.empty(shape, dtype=dtype), put_rows,
+                       lambda x: x.contiguous(), strided_bytes))
 
 
 @struct
@@ -28,11 +33,16 @@ class PagedKVSpec:
     e: int
     kind: str = "full"
 
+    @property
+    def head_size(self) -> int:
+        return self.e
+
     def block_bytes(self, block_tokens: int, dtype: torch.dtype) -> int:
         return 2 * block_tokens * self.k * self.e * dtype.itemsize
 
     def types(self, chip: Chip, blocks: int, block_tokens: int, dtype: torch.dtype) -> Any:
-        t = TensorType((blocks, block_tokens, self.k, self.e), dtype)
+        shape = blocks, block_tokens, self.k, self.e
+        t = TensorType(shape, dtype, layout(chip.layouts.get("kv.paged", "bsnd")).fmt_of(shape))
         return PagedKV(t, t)  # type: ignore[arg-type]
 
 

@@ -13,6 +13,11 @@ class CacheSpec(Protocol):
     @property
     def kind(self) -> str: ...
 
+    @property
+    def head_size(self) -> int:
+        """Channels of one head, which limit the tokens of a block on some chips."""
+        ...
+
     def block_bytes(self, block_tokens: int, dtype: torch.dtype) -> int:
         """Bytes of one block of this layer."""
         ...

@@ -96,12 +96,12 @@ MUTANTS = [
     ("machine", "s = evolve(s, placement=apply(s.placement, ready), epoch=s.epoch + 1)",
      "s = evolve(s, placement=phase.plan.placement, epoch=s.epoch + 1)", "the first wave commits the whole plan"),
     ("machine", "epoch=s.epoch + 1)", "epoch=s.epoch)", "commits do not count"),
-    ("machine", "window=fresh, local=Local()), (ask,)", "window=fresh), (ask,)",
+    ("machine", "return evolve(s, phase=Heat(s.step), local=Local())", "return evolve(s, phase=Heat(s.step))",
      "a plan of the time before is still there"),
     ("machine", "    while done in s.local.finished:\n        done += 1\n", "    done = len(s.local.finished)\n",
      "rounds that end out of order count as the first ones"),
     ("machine", "ticket = s.ticket + 1", "ticket = s.ticket or 1", "all plans have the same ticket"),
-    ("machine", "window=fresh, local", "local", "a window never ends"),
+    ("machine", "ticket=ticket, window=fresh)", "ticket=ticket)", "a window never ends"),
     # plans and the planner process
     ("plan", "urgent = np.argsort(-(before - after) * load.sum(1), kind=\"stable\")",
      "urgent = np.argsort((before - after) * load.sum(1), kind=\"stable\")", "the least useful layer first"),
@@ -116,7 +116,8 @@ MUTANTS = [
      "plans are not checked"),
     ("worker", "        if process.returncode:\n", "        if False:\n", "what a dead planner said is read"),
     ("wire", "if at + size > len(data):", "if False:", "arrays may end after the message"),
-    ("wire", "for i, layer in a[\"commits\"].tolist():", "for i, layer in a[\"commits\"].tolist()[1:]:", "a commit is lost"),
+    ("wire", "for i, layer in a[\"commits\"].tolist():", "for i, layer in a[\"commits\"].tolist()[1:]:",
+     "a commit is lost"),
 ]
 
 

@@ -21,7 +21,7 @@ THREE = Placement([[0, 1, 2]], 3), Placement([[1, 2, 0]], 3), 3
     (SWAP, {}), (RING, {"steps": 5}), (COPY, {"steps": 5}), (LAYERS, {"steps": 4}),
     (RING, {"params": Params(staging=2, bytes_per_expert=0), "steps": 4}),
     (THREE, {"steps": 4, "failures": 0}),
-    (COPY, {"differ": True, "steps": 4}),
+    (RING, {"differ": True, "steps": 4}),
 ], ids=["swap", "ring", "copy", "layers", "rounds that share a step", "three ranks", "ranks are given different plans"])
 def test_every_interleaving_keeps_placements_valid_and_ranks_together(places, more):
     worlds, phases = explore(Setting(*places, **more))
@@ -106,6 +106,41 @@ def test_a_late_plan_or_failure_changes_nothing():
         s, _ = machine.advance(s, ev.Boundary(np.ones((1, 4), int), (machine.report(s),) * 2))
     assert isinstance(s.phase, ev.Heat) and s.ticket == 1
     assert machine.advance(s, ev.Planned(1, plan)) == (s, ())
+
+
+def test_a_move_without_progress_is_given_up_and_the_next_plan_waits_for_its_copies():
+    setting = Setting(*SWAP)
+    s = machine.init(setting.a, 4, machine.Cadence(heat_steps=1, plan_steps=9, stall_steps=3))
+
+    def tick(s):
+        return machine.advance(s, ev.Boundary(np.ones((1, 4), int), (machine.report(s),)))
+
+    s, _ = tick(s)
+    s, _ = machine.advance(s, ev.Planned(1, make(setting, setting.a, setting.b)))
+    s, begun = tick(s)
+    assert [type(e) for e in begun] == [ev.StartRound] and isinstance(s.phase, ev.Moving)
+    seen = []
+    for _ in range(6):
+        s, effects = tick(s)
+        seen.append((type(s.phase).__name__, *(type(e).__name__ for e in effects)))
+    assert seen == [("Moving",), ("Moving",), ("Draining", "DropStaged"), ("Draining",), ("Draining",), ("Draining",)]
+    assert s.placement == setting.a and s.epoch == 0 and s.ticket == 1
+    s, _ = machine.advance(s, ev.RoundDone(1, 0))
+    s, effects = tick(s)
+    assert isinstance(s.phase, ev.Heat) and effects == () and s.placement == setting.a
+
+
+def test_rounds_that_end_out_of_order_count_when_the_earlier_ones_have_ended():
+    setting = Setting(*RING, params=Params(staging=2, bytes_per_expert=0))
+    s = machine.init(setting.a, 4, machine.Cadence(1, 9, 9))
+    s, _ = machine.advance(s, ev.Boundary(np.ones((1, 4), int), (machine.report(s),)))
+    s, _ = machine.advance(s, ev.Planned(1, make(setting, setting.a, setting.b)))
+    s, begun = machine.advance(s, ev.Boundary(None, (machine.report(s),)))
+    assert len(begun) == 2
+    s, _ = machine.advance(s, ev.RoundDone(1, 1))
+    assert machine.report(s).done == 0
+    s, _ = machine.advance(s, ev.RoundDone(1, 0))
+    assert machine.report(s).done == 2
 
 
 def test_a_plan_without_rounds_moves_nothing():

@@ -1,9 +1,12 @@
 """Plans of every policy: valid on the way, stable where nothing changes, and worth what they say."""
 
+from pathlib import Path
+
 import attrs
 import numpy as np
 import pytest
 from arrangements import some_placement, some_sizes, some_topology
+from invariants import ROWS
 from replay import replay
 
 from afl.dist.eplb import policies
@@ -42,6 +45,29 @@ def test_every_policys_plans_are_valid_on_the_way_and_keep_slots(policy):
                 assert before.tolist().index(e) == after.tolist().index(e)
         assert p.bytes == params.bytes_per_expert * (now.phys_to_log != p.placement.phys_to_log).sum()
         assert len(p.reasons) == now.layers and (p.par_after >= 1 - 1e-9).all()
+
+
+def table():
+    """(row, policy) for every yes of the table in docs/eplb.md."""
+    lines = (Path(__file__).parents[2] / "docs/eplb.md").read_text().splitlines()
+    start = next(i for i, x in enumerate(lines) if x.startswith("| | afl |"))
+    head = [c.strip() for c in lines[start].strip("|").split("|")]
+    for line in lines[start + 2:]:
+        if not line.startswith("|"):
+            return
+        row = [c.strip() for c in line.strip("|").split("|")]
+        yield from ((row[0], head[i]) for i, c in enumerate(row) if i and c == "yes")
+
+
+def test_the_table_of_the_page_lists_every_policy():
+    found = list(table())
+    assert {p for _, p in found} == set(POLICIES) and len(found) > 15
+
+
+@pytest.mark.parametrize(("row", "policy"), list(table()))
+def test_what_the_page_says_of_a_policy_holds(row, policy):
+    for seed in range(30):
+        assert ROWS[row](instance(seed), policy), seed
 
 
 @pytest.mark.parametrize("policy", POLICIES)

@@ -166,7 +166,7 @@ def _heat(s: State) -> tuple[State, tuple[Effect, ...]]:
     ticket = s.ticket + 1
     fresh = _window(s.window.layers, s.window.experts, s.window.end, s.cadence)
     ask = StartPlan(ticket, s.window, s.placement)
-    return evolve(s, phase=Planning(s.step), ticket=ticket, window=fresh, local=Local()), (ask,)
+    return evolve(s, phase=Planning(s.step), ticket=ticket, window=fresh), (ask,)
 
 
 def _planning(s: State, reports: tuple[Report, ...], abort: str) -> tuple[State, tuple[Effect, ...]]:

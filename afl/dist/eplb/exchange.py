@@ -1,4 +1,4 @@
-"""Local search on one layer: replace surplus replicas, then exchange experts between two ranks (compiled loops).
+"""Local search on one layer: replace surplus replicas, exchange experts between two ranks (compiled loops).
 
 The risk of a rank is mean + z * standard deviation of its load.  With the covariance of each rank's load with each
 expert (`joint`) at hand, the risk after an exchange costs a few additions.  What the loops share, for one layer:
@@ -96,14 +96,62 @@ def refill(slot, fixed, home, held, count, target, mean, cov, z, budget, part, j
     return moves
 
 
-def exchange(slot, fixed, home, held, count, mean, z, tol, price, moves, budget, most, part, joint, mu, var):
+def recount(slot, fixed, home, held, count, mean, z, price, left, risk, r, part, joint, mu, var):
+    """The best replica to give up for one more of another expert, to lower the risk of rank `r`.
+
+    Either an expert of r gets a replica elsewhere, or r gives up an expert that has others.  Returns (largest risk of
+    the ranks that change + price of the move, rank, slot, expert to write there); rank -1 if r's risk would not fall.
+    left: moves that may still be made; price in the unit of risks.
+    """
+    ranks, size = slot.shape
+    experts = len(mean)
+    holder = np.full((experts, count.max()), -1, np.int64)
+    n = np.zeros(experts, np.int64)
+    for q in range(ranks):
+        for k in range(size):
+            if slot[q, k] >= 0:
+                holder[slot[q, k], n[slot[q, k]]] = q
+                n[slot[q, k]] += 1
+    least, rank, at, expert = risk[r] * (1 - 1e-9), -1, -1, -1
+    for q in range(ranks):
+        for k in range(size):
+            g = slot[q, k]
+            if g < 0 or fixed[q, k] or count[g] < 2:
+                continue
+            for e in range(experts):
+                if held[q, e] or not (q == r or held[r, e]):
+                    continue
+                new = (not home[q, e]) - (not home[q, g])
+                if new > left:
+                    continue
+                worst = price * new
+                for i in range(n[e] + n[g]):
+                    h = holder[e, i] if i < n[e] else holder[g, i - n[e]]
+                    x = -1.0 / (count[e] + 1) if held[h, e] else 0.0            # change of h's part of e's replica
+                    y = 1.0 / (count[g] - 1) if held[h, g] else 0.0
+                    if h == q:
+                        x, y = count[e] / (count[e] + 1.0), -1.0
+                    m = mu[h] + x * mean[e] / count[e] + y * mean[g] / count[g]
+                    if z > 0:
+                        v = var[h] + 2.0 * (x * joint[h, e] + y * joint[h, g])
+                        v += x * x * part[e, e] + y * y * part[g, g] + 2.0 * x * y * part[e, g]
+                        m += z * np.sqrt(max(v, 0.0))
+                    worst = max(worst, m + price * new)
+                    if worst >= least:
+                        break
+                if worst < least:
+                    least, rank, at, expert = worst, q, k, e
+    return least, rank, at, expert
+
+
+def exchange(slot, fixed, home, held, count, mean, cov, z, tol, price, moves, budget, most, part, joint, mu, var):
     """Exchange experts between two ranks as long as the riskier of the two falls by what the moves cost.
 
-    The riskiest rank goes first; when it finds no partner the next one tries, since their exchange may help it later.
-    A rank tries again only with ranks that changed.  price: what a move costs, in average loads of a rank; tol: ends
-    when the peak risk is within tol of the average; moves: made so far; most: number of exchanges.  In the end the
-    exchanges after the best moment (peak risk + price of all moves) are undone.  Returns (peak risk over average
-    load + price of moves, moves).
+    The riskiest rank goes first.  When it finds no partner, a replica changes its expert (`recount`); when that does
+    not help either, the next rank tries, since its exchange may help the first one later.  A rank tries again only with
+    ranks that changed.  price: what a move costs, in average loads of a rank; tol: ends when the peak risk is within
+    tol of the average; moves: made so far; most: number of steps.  In the end the best moment (peak risk + price of all
+    moves) is restored.  Returns (peak risk over average load + price of moves, moves).
     """
     ranks, size = slot.shape
     risk = np.empty(ranks)
@@ -112,11 +160,11 @@ def exchange(slot, fixed, home, held, count, mean, z, tol, price, moves, budget,
         average += mu[r]
         risk[r] = mu[r] + z * np.sqrt(max(var[r], 0.0))
     average /= ranks
-    done = np.empty((most, 4), np.int64)
-    changed, scanned = np.ones(ranks, np.int64), np.zeros(ranks, np.int64)
+    changed, scanned, counted = np.ones(ranks, np.int64), np.zeros(ranks, np.int64), np.zeros(ranks, np.int64)
     clock, n, best_n = 1, 0, 0
     best_value, best_moves = risk.max() / average + price * moves, moves
-    while n < most and n - best_n <= ranks:
+    best_slot, best_count = slot.copy(), count.copy()
+    while n < most and n - best_n <= 2 * ranks:
         if risk.max() <= average * (1.0 + tol):
             break
         r = -1
@@ -151,25 +199,46 @@ def exchange(slot, fixed, home, held, count, mean, z, tol, price, moves, budget,
                         x += price * average * new
                     if x < least:
                         least, with_rank, at, to = x, q, k, j
-        if with_rank < 0:
-            scanned[r] = clock
-            continue
-        q, e, f = with_rank, slot[r, at], slot[with_rank, to]
-        moves += (not home[q, e]) + (not home[r, f]) - (not home[r, e]) - (not home[q, f])
-        put(slot, held, count, mean, z, part, joint, mu, var, r, at, f)
-        put(slot, held, count, mean, z, part, joint, mu, var, q, to, e)
-        done[n, 0], done[n, 1], done[n, 2], done[n, 3] = r, at, q, to
+        if with_rank >= 0:
+            q, e, f = with_rank, slot[r, at], slot[with_rank, to]
+            moves += (not home[q, e]) + (not home[r, f]) - (not home[r, e]) - (not home[q, f])
+            put(slot, held, count, mean, z, part, joint, mu, var, r, at, f)
+            put(slot, held, count, mean, z, part, joint, mu, var, q, to, e)
+            clock += 1
+            changed[r] = changed[q] = clock
+            risk[r] = mu[r] + z * np.sqrt(max(var[r], 0.0))
+            risk[q] = mu[q] + z * np.sqrt(max(var[q], 0.0))
+        else:
+            q = -1
+            if counted[r] < changed[r] and risk[r] >= risk.max():
+                counted[r] = clock
+                _, q, k, e = recount(slot, fixed, home, held, count, mean, z, price * average, budget - moves, risk, r,
+                                     part, joint, mu, var)
+            if q < 0:
+                scanned[r] = clock
+                continue
+            g = slot[q, k]
+            moves += (not home[q, e]) - (not home[q, g])
+            slot[q, k] = e
+            held[q, g], held[q, e] = False, True
+            count[g] -= 1
+            count[e] += 1
+            tally(slot, count, mean, cov, z, part, joint, mu, var)
+            clock += 1
+            for h in range(ranks):
+                if held[h, e] or held[h, g] or h == q:
+                    changed[h] = clock
+                risk[h] = mu[h] + z * np.sqrt(max(var[h], 0.0))
         n += 1
-        clock += 1
-        changed[r] = changed[q] = clock
-        risk[r] = mu[r] + z * np.sqrt(max(var[r], 0.0))
-        risk[q] = mu[q] + z * np.sqrt(max(var[q], 0.0))
         value = risk.max() / average + price * moves
         if value < best_value:
             best_value, best_moves, best_n = value, moves, n
-    for i in range(n - 1, best_n - 1, -1):
-        r, k, q, j = done[i, 0], done[i, 1], done[i, 2], done[i, 3]
-        e, f = slot[r, k], slot[q, j]
-        put(slot, held, count, mean, z, part, joint, mu, var, r, k, f)
-        put(slot, held, count, mean, z, part, joint, mu, var, q, j, e)
+            best_slot[:], best_count[:] = slot, count
+    slot[:], count[:] = best_slot, best_count
+    held[:] = False
+    for r in range(ranks):
+        for k in range(size):
+            if slot[r, k] >= 0:
+                held[r, slot[r, k]] = True
+    tally(slot, count, mean, cov, z, part, joint, mu, var)
     return best_value, best_moves

@@ -138,5 +138,5 @@ class Search:
         if (target != self.count).any():
             moves = compiled(refill)(self.slot, fixed, self.home, self.held, self.count, target, self.mean, self.cov,
                                      self.z, budget, *self.sums)
-        return compiled(exchange)(self.slot, fixed, self.home, self.held, self.count, self.mean, self.z, FINE, price,
-                                  moves, budget, 4 * self.slot.size, *self.sums)[0]
+        return compiled(exchange)(self.slot, fixed, self.home, self.held, self.count, self.mean, self.cov, self.z, FINE,
+                                  price, moves, budget, 4 * self.slot.size, *self.sums)[0]

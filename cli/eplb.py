@@ -82,7 +82,7 @@ def plan(o: Options, policy: Policy = "afl", out: Out = None, png: Png = None, h
         "par_after_mean": float(p.par_after.mean()), "par_after_worst": float(p.par_after.max()),
         "moves": sum(map(len, p.rounds)), "bytes": p.bytes, "rounds": len(p.rounds),
         "commits": sum(map(bool, p.commits)), "steps": p.starts[-1] + 1 if p.starts else 0, "seconds": p.seconds,
-        "gain_seconds": p.gain_seconds, "out": out,
+        "gain_seconds": p.gain_seconds, "horizon_steps": g.params.horizon_steps, "out": out,
     }
     if json:
         write(jsons.dumps({**found, "reasons": list(p.reasons)}) + "\n")
@@ -116,10 +116,10 @@ def compare(
     """
     names = [n.strip() for n in policies.split(",") if n.strip()]
     check_policies(names)
-    g = given(o)
+    g = given(o, window, part=3)
     from afl.dist.eplb.compare import cut, run
 
-    windows = cut(g.load, window or max(len(g.load) // 3, 1))
+    windows = cut(g.load, g.rows)
     outcomes = []
     for name in [None, *names]:
         with busy(f"planning with {name}" if name else "looking at the load"):
@@ -156,10 +156,10 @@ def sim(
       afl eplb sim --load trace:drift,steps=3000,layers=4 --ranks 8 --policy flash --json
     """
     check_policies([policy])
-    g = given(o)
+    g = given(o, window, part=10)
     from afl.dist.eplb.compare import cut, run
 
-    windows = cut(g.load, window or max(len(g.load) // 10, 1))
+    windows = cut(g.load, g.rows)
     if len(windows) < 2:
         raise BadInput(f"a load of {len(g.load)} rows has one window of {len(windows[0])}; give a longer load, "
                        "or a smaller --window")

@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple
 
+import attrs
 import typer
 
 import afl
@@ -25,7 +26,7 @@ def _shared() -> dict[str, inspect.Parameter]:
     def add(name: str, kind: Any, default: Any, panel: str, help: str, *names: str, metavar: str = "",
             **more: Any) -> None:
         metavar = metavar or {int: "N", float: "X"}.get(kind, "FILE")
-        said = default not in (None, 0) and kind is not str | None
+        said = default not in (None, 0)
         option = typer.Option(*names, help=help, metavar=metavar, rich_help_panel=panel, show_default=said, **more)
         out[name] = inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default,
                                       annotation=Annotated[kind, option])
@@ -52,7 +53,9 @@ def _shared() -> dict[str, inspect.Parameter]:
     add("seed", int, 0, "Planner", "Of the random policy and of made-up traces.", min=0)
     add("pin", list[str] | None, None, "Planner", "A slot that keeps its expert; repeat for several.",
         metavar="LAYER:RANK:SLOT")
-    add("horizon_steps", int, 3000, "Costs", "Steps for which a new placement is expected to stay.", min=0)
+    add("horizon_steps", int | None, None, "Costs",
+        "Steps for which a new placement is expected to stay. Default: as many as it was planned from.", min=0,
+        metavar="N")
     add("step_seconds", float, 0.05, "Costs", "Seconds of an engine step.")
     add("expert_share", float, 0.5, "Costs", "Part of a step that the experts take as they are placed now.")
     add("scheme", str | None, None, "Costs",
@@ -68,8 +71,9 @@ def _shared() -> dict[str, inspect.Parameter]:
 
 
 SHARED = _shared()
-PARAMS = ("z", "tol", "gate", "max_move_frac", "forecaster", "groups", "seed", "horizon_steps", "step_seconds",
-          "expert_share", "bytes_per_expert", "staging", "link_share")
+FEW_ROWS = 8            # so few rows are rather whole windows than engine steps
+PARAMS = ("z", "tol", "gate", "max_move_frac", "forecaster", "groups", "seed", "step_seconds", "expert_share",
+          "bytes_per_expert", "staging", "link_share")
 
 
 def shared(run: Callable[..., None]) -> Callable[..., None]:
@@ -91,6 +95,7 @@ class Given(NamedTuple):
     """The operands of the planner."""
 
     load: Any                           # int64 [rows, layers, experts]
+    rows: int                           # from which one plan is made
     now: Any                            # formats.Map
     topology: Any
     params: Any
@@ -101,7 +106,7 @@ def params(o: Mapping[str, Any]) -> Any:
     from afl.dist.eplb.refusals import expert_bytes, require_movable
     from afl.dist.eplb.values import Params
 
-    fields = {n: o[n] for n in PARAMS}
+    fields = {n: o[n] for n in PARAMS} | ({} if o["horizon_steps"] is None else {"horizon_steps": o["horizon_steps"]})
     if o["scheme"] is not None:
         require_movable(o["scheme"])
     if not fields["bytes_per_expert"]:
@@ -122,8 +127,8 @@ def check_policies(names: list[str]) -> None:
             raise ConfigError(unknown("balancing policy", name, POLICIES))
 
 
-def given(o: Mapping[str, Any]) -> Given:
-    """Read what the options name."""
+def given(o: Mapping[str, Any], window: int | None = None, part: int = 1) -> Given:
+    """Read what the options name.  A plan is made from `window` rows, by default from one `part`-th of the load."""
     p = params(o)
     import numpy as np
 
@@ -154,7 +159,10 @@ def given(o: Mapping[str, Any]) -> Given:
     from afl.dist.eplb.values import LoadWindow
 
     fits(LoadWindow.of(load[:1]), now.placement, topology)
-    return Given(load, now, topology, p)
+    rows = window or max(len(load) // part, 1)
+    if o["horizon_steps"] is None and rows >= FEW_ROWS:
+        p = attrs.evolve(p, horizon_steps=rows * o["window_steps"])
+    return Given(load, rows, now, topology, p)
 
 
 def _limit(experts: int, ranks: int, slots: int, layers: int) -> None:

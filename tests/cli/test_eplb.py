@@ -87,6 +87,15 @@ def test_recorded_counts_per_slot(afl, tmp_path):
     assert a.exit_code == 0 and json.loads(a.stdout) == json.loads(b.stdout)
 
 
+@pytest.mark.parametrize(("rows", "more", "steps"), [
+    (24, (), 24), (24, ("--window-steps", 10), 240), (2, (), 3000), (24, ("--horizon-steps", 7), 7),
+])
+def test_a_placement_is_expected_to_stay_as_long_as_it_was_planned_from(afl, tmp_path, rows, more, steps):
+    np.save(tmp_path / "load.npy", LOAD[:rows])
+    result = afl("eplb", "plan", "--load", tmp_path / "load.npy", "--ranks", 4, "--policy", "greedy", "--json", *more)
+    assert json.loads(result.stdout)["horizon_steps"] == steps
+
+
 def test_compare_shows_every_policy_and_no_planning(afl, load):
     result = afl("eplb", "compare", "--load", load, "--ranks", 4, "--policies", "greedy,afl", "--json")
     rows = {r["policy"]: r for r in json.loads(result.stdout)}

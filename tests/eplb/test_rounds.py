@@ -7,7 +7,7 @@ import pytest
 from arrangements import some_placement, some_sizes, some_topology
 from replay import replay
 
-from afl.dist.eplb.diff import apply, batches, settle, sources, waits
+from afl.dist.eplb.diff import apply, settle, sources, units, waits
 from afl.dist.eplb.rounds import colour, schedule, stages
 from afl.dist.eplb.values import Links, Params, Placement, Topology, Transfer
 from afl.errors import BalanceError
@@ -133,7 +133,7 @@ def test_sources_are_near_and_share_the_work():
     # expert 0 on ranks 0, 1, 4; ranks 2, 3 are on the node of 0 and 1, ranks 5, 6, 7 on the one of 4
     now = Placement([[0, 0, 2, 3, 0, 5, 6, 7]], 8)
     topology = Topology(8, [0, 0, 0, 0, 1, 1, 1, 1], [0, 1, 2, 3, 4, 4, 5, 5])
-    writes = [w for w in batches(now, Placement([[0, 0, 0, 0, 0, 0, 0, 0]], 8), 0, 0)[0]]
+    writes = [w for u in units(now, Placement([[0, 0, 0, 0, 0, 0, 0, 0]], 8), 0) for w in u.writes]
     found = {t.dst_rank: t.src_rank for t in sources(writes, now, topology)}
     assert sorted((found[2], found[3])) == [0, 1], "two on one node share"
     assert found[5] == found[6] == found[7] == 4, "the node's own holder before the other node's"

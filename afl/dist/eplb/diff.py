@@ -24,7 +24,11 @@ class Write(NamedTuple):
     expert: int
 
 
-Batch = tuple[Write, ...]               # writes of one layer that commit together
+class Unit(NamedTuple):
+    """Writes of one layer that must commit together."""
+
+    writes: tuple[Write, ...]
+    behind: int                         # place in the list of the unit that may not commit later, -1: none
 
 
 def settle(old: Placement, new: Placement) -> Placement:
@@ -115,57 +119,32 @@ def _untangle(row: np.ndarray, ring: Sequence[int], size: int) -> None:
         path[i:] = [s]
 
 
-def batches(old: Placement, new: Placement, layer: int, staging: int) -> list[Batch]:
-    """The writes that turn a layer of `old` into that of `new`, in groups such that after each group the layer is valid
-    and in none of them a rank receives more than `staging` experts (0: no limit, one group).
+def units(old: Placement, new: Placement, layer: int) -> list[Unit]:
+    """The writes that turn a layer of `old` into that of `new`, in an order in which each may be done.
 
-    Raises `BalanceError` if a ring of writes needs more on one rank; `settle` never leaves one.
+    A ring is one unit, every other write is one by itself, somewhere behind the one that it waits for.
     """
     before, after = old.phys_to_log[layer], new.phys_to_log[layer]
-    wait, size = waits(before, after), old.slots_per_rank
-    changed = np.flatnonzero(before != after).tolist()
-    if not changed:
-        return []
-    if not staging:
-        return [tuple(Write(layer, s, int(after[s])) for s in changed)]
-    units = _units(changed, wait)
-    out: list[Batch] = []
-    done: set[int] = set()
-    while units:
-        room = np.full(old.ranks, staging)
-        taken, left = set(), []
-        for unit in units:
-            need = np.bincount(np.array(unit) // size, minlength=old.ranks)
-            first = {wait[s] for s in unit if s in wait} - set(unit)
-            if first <= done | taken and (need <= room).all():
-                room -= need
-                taken.update(unit)
-            else:
-                left.append(unit)
-        if not taken:
-            raise BalanceError(f"layer {layer}: {len(units[0])} experts change places in a ring that stages more than "
-                               f"{staging} on one rank; settle the new placement, or raise staging")
-        out.append(tuple(Write(layer, s, int(after[s])) for s in sorted(taken)))
-        done |= taken
-        units = left
-    return out
+    wait = waits(before, after)
+    place: dict[int, int] = {}          # slot -> its unit
+    out: list[Unit] = []
 
+    def add(slots: Sequence[int], behind: int) -> None:
+        place.update(dict.fromkeys(slots, len(out)))
+        out.append(Unit(tuple(Write(layer, s, int(after[s])) for s in slots), behind))
 
-def _units(changed: Iterable[int], wait: dict[int, int]) -> list[tuple[int, ...]]:
-    """Rings as one unit, other writes one by one, each behind the one that it waits for."""
-    rings = _rings(wait)
-    units: list[tuple[int, ...]] = [tuple(r) for r in rings]
-    done = {s for r in rings for s in r}
-    for s in changed:
+    for ring in _rings(wait):
+        add(ring, -1)
+    for s in np.flatnonzero(before != after).tolist():
         chain = []
-        while s not in done:
-            done.add(s)
+        while s not in place and s in wait:
             chain.append(s)
-            if s not in wait:
-                break
             s = wait[s]
-        units += [(c,) for c in reversed(chain)]
-    return units
+        if s not in place:
+            add([s], -1)
+        for c in reversed(chain):
+            add([c], place[wait[c]])
+    return out
 
 
 def sources(writes: Sequence[Write], now: Placement, topology: Topology, sent: np.ndarray | None = None,

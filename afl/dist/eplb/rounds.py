@@ -1,19 +1,21 @@
 """When each expert travels: waves that commit together, cut into rounds of at most one send and one receive per rank.
 
-A wave takes as many batches as the staging slots hold.  Its transfers are edges of a bipartite multigraph, senders to
+A wave takes as many writes as the staging slots hold.  Its transfers are edges of a bipartite multigraph, senders to
 receivers, and rounds are its edge colours; the busiest rank alone needs as many rounds as it has transfers, and by
 Konig's theorem so many are enough.  Nothing of a wave is overwritten before all of it has arrived, so an abort at any
 moment leaves the committed placement whole.
 """
 
 import math
+from collections import Counter
 from collections.abc import Sequence
 
 import attrs
 import numpy as np
 
-from afl.dist.eplb.diff import Batch, apply, batches, comparable, sources
+from afl.dist.eplb.diff import Unit, Write, apply, comparable, sources, units
 from afl.dist.eplb.values import Params, Placement, Round, Topology, Transfer
+from afl.errors import BalanceError
 
 
 @attrs.frozen
@@ -43,12 +45,15 @@ def schedule(old: Placement, new: Placement, topology: Topology, params: Params,
     rounds: list[Round] = []
     commits: list[tuple[int, ...]] = []
     ends: list[int] = []                # rounds after which a wave commits
-    for wave in _waves([b for x in order for b in batches(old, new, x, params.staging)], old, staging):
-        moves = sources([w for b in wave for w in b], now, topology, sent)
+    parts = [units(old, new, x) for x in order]
+    if not params.staging:              # room for any layer as a whole
+        parts = [[Unit(tuple(w for u in part for w in u.writes), -1)] for part in parts if part]
+    for wave in _waves(parts, old, staging):
+        moves = sources(wave, now, topology, sent)
         np.add.at(sent, [t.src_rank for t in moves], 1)
         made = colour(moves, old.ranks)
         rounds += made
-        commits += [()] * (len(made) - 1) + [tuple(b[0].layer for b in wave)]
+        commits += [()] * (len(made) - 1) + [tuple(dict.fromkeys(w.layer for w in wave))]
         ends.append(len(rounds))
         now = apply(now, moves)
     seconds = [max(params.bytes_per_expert / topology.bytes_per_s_between(t.src_rank, t.dst_rank) for t in r)
@@ -57,20 +62,33 @@ def schedule(old: Placement, new: Placement, topology: Topology, params: Params,
                     params.bytes_per_expert * sum(map(len, rounds)))
 
 
-def _waves(found: Sequence[Batch], old: Placement, staging: int) -> list[list[Batch]]:
-    """Batches in the first wave that has staging slots left for them, and behind the same layer's earlier batch."""
-    waves: list[list[Batch]] = []
-    room: list[np.ndarray] = []
-    after: dict[int, int] = {}          # layer -> the wave behind its last batch
-    for b in found:
-        need = np.bincount([w.slot // old.slots_per_rank for w in b], minlength=old.ranks)
-        i = next((i for i in range(after.get(b[0].layer, 0), len(waves)) if (need <= room[i]).all()), len(waves))
-        if i == len(waves):
-            waves.append([])
-            room.append(np.full(old.ranks, staging))
-        waves[i].append(b)
-        room[i] -= need
-        after[b[0].layer] = i + 1
+def _waves(parts: Sequence[Sequence[Unit]], old: Placement, staging: int) -> list[list[Write]]:
+    """Units in the first wave that is not before that of the unit which they wait for, and has staging slots left.
+
+    Units that wait for nobody are only bound by room, so layers share waves.
+    """
+    waves: list[list[Write]] = []
+    room: list[list[int]] = []          # wave, rank
+    full = [0] * old.ranks              # waves before this one have no room on the rank
+    for part in parts:
+        at: list[int] = []
+        for writes, behind in part:
+            need = Counter(w.slot // old.slots_per_rank for w in writes)
+            if max(need.values()) > staging:
+                raise BalanceError(f"layer {writes[0].layer}: {len(writes)} experts change places in a ring, more than "
+                                   f"{staging} of them on one rank; settle the new placement, or raise staging")
+            i = max([at[behind] if behind >= 0 else 0, *(full[r] for r in need)])
+            while i < len(waves) and any(room[i][r] < n for r, n in need.items()):
+                i += 1
+            if i == len(waves):
+                waves.append([])
+                room.append([staging] * old.ranks)
+            waves[i] += writes
+            at.append(i)
+            for r, n in need.items():
+                room[i][r] -= n
+                while full[r] < len(waves) and room[full[r]][r] == 0:
+                    full[r] += 1
     return waves
 
 

@@ -77,21 +77,25 @@ def _lengths(q_lens: list[int], kv_lens: list[int]) -> tuple[Any, ...]:
 
 @write_kv.cases
 def _(rng: Any) -> Any:
-    for t, k, e in ((1, 1, 8), (5, 3, 14)):
-        caches = rng.normal(7, 4, k, e), rng.normal(7, 4, k, e)
-        slot = (rng.permutation(24)[:t] + 4).to(torch.int32)
+    for t, s, k, e in ((1, 4, 1, 8), (5, 4, 3, 14), (7, 16, 2, 48)):
+        caches = rng.normal(7, s, k, e), rng.normal(7, s, k, e)
+        slot = (rng.permutation(6 * s)[:t] + s).to(torch.int32)
         slot[t // 2 :: 3] = -1 if t > 1 else slot[0]
         yield *caches, rng.normal(t, k, e), rng.normal(t, k, e), slot, {}
 
 
 @paged_attention.cases
 def _(rng: Any) -> Any:
-    for q_lens, kv_lens, h, k, e, padding in (
-        ([1], [1], 1, 1, 8, 0), ([1, 1, 1], [5, 13, 8], 6, 2, 16, 0), ([7, 1, 3], [7, 9, 14], 6, 3, 14, 0),
-        ([5, 1, 0], [11, 6, 0], 4, 1, 8, 3), ([16], [16], 3, 3, 8, 0),
+    for q_lens, kv_lens, h, k, e, padding, s in (
+        ([1], [1], 1, 1, 8, 0, 4), ([1, 1, 1], [5, 13, 8], 6, 2, 16, 0, 4), ([7, 1, 3], [7, 9, 14], 6, 3, 14, 0, 4),
+        ([5, 1, 0], [11, 6, 0], 4, 1, 8, 3, 4), ([16], [16], 3, 3, 8, 0, 4),
+        # blocks as the NPU chips have them
+        ([1, 1], [130, 3], 6, 2, 16, 0, 128), ([7, 1], [7, 129], 4, 2, 32, 0, 128),
+        ([1, 1, 0], [6, 2, 0], 2, 1, 16, 1, 128), ([5, 1, 0], [133, 6, 0], 4, 1, 16, 3, 128),
     ):
-        s = 4
-        table = (rng.permutation(15)[: 4 * len(q_lens)] + 1).to(torch.int32).reshape(len(q_lens), 4)
+        w = 4 if s == 4 else 2
+        b = 1 + w * len(q_lens)
+        table = (rng.permutation(b - 1) + 1).to(torch.int32).reshape(len(q_lens), w)
         q = rng.normal(sum(q_lens) + padding, h, e)
-        caches = rng.normal(16, s, k, e), rng.normal(16, s, k, e)
+        caches = rng.normal(b, s, k, e), rng.normal(b, s, k, e)
         yield q, *caches, table, *_lengths(q_lens, kv_lens), {"scale": e**-0.5}

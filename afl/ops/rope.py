@@ -79,7 +79,7 @@ def _(rng: Any) -> Any:
 
 @rope.cases
 def _(rng: Any) -> Any:
-    for t, h, e, p in ((1, 1, 8, 4), (5, 3, 16, 4), (7, 2, 32, 16)):
+    for t, h, e, p in ((1, 1, 8, 4), (5, 3, 16, 4), (7, 2, 32, 16), (3, 2, 64, 32), (2, 1, 128, 64)):
         a = rng.normal(t, p) * math.pi
         for interleaved in (False, True):
             yield rng.normal(t, h, e), a.cos(), a.sin(), {"interleaved": interleaved}

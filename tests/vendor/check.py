@@ -3,7 +3,7 @@
 (a) every schema of the table equals the one that torch_npu registers;
 (b) every vendor call written in afl names an operator of torch_npu, with arguments that one of its schemas takes;
 (c) every kernel of every NPU chip runs its conformance cases on fake tensors, with torch_npu's shape functions, and on
-    the stub device, with its host code (fake_chip.py, a process per chip);
+    the stub device, with its host code, eagerly and in a graph (fake_chip.py, a process per chip);
 (d) what that cannot prove is listed: operators without shape function, and those of atb::, which have neither.
 
 Exit status 1 if anything differs.

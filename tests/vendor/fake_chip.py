@@ -2,17 +2,19 @@
 
     CANN_STUB_SOC=Ascend910B3 PYTHONPATH=tests:tests/ops python tests/vendor/fake_chip.py a2       (prints JSON)
 
-A kernel runs three times: on CPU with the emulated vendor operators; on fake tensors with torch_npu's own shape
-functions; and on tensors of the stub device, where torch_npu's host code checks arguments by chip, allocates results
-and launches operators that compute nothing.  The same vendor operators must be called in the same order, and each must
-give as many results of the same shapes and dtypes.  On the way no device operand may meet a host one and no device
-value may be read.  Where an operator cannot run, its results are taken from the CPU run, so that the rest of the kernel
-is checked all the same: on fake tensors one without shape function, on the stub those of atb::.
+A kernel runs four times: on CPU with the emulated vendor operators; on fake tensors with torch_npu's own shape
+functions; on tensors of the stub device, where torch_npu's host code checks arguments by chip, allocates results and
+launches operators that compute nothing; and so again while a graph is captured, if kernel and chip say that they can.
+The same vendor operators must be called in the same order, and each must give as many results of the same shapes and
+dtypes.  On the way no device operand may meet a host one and no device value may be read.  Where an operator cannot
+run, its results are taken from the CPU run, so that the rest of the kernel is checked all the same: on fake tensors one
+without shape function, on the stub those of atb::.
 """
 
 import json
 import sys
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import attrs
@@ -28,7 +30,7 @@ from afl.ir.kernel import Kernel
 from afl.types import DTYPES, SHORT, TensorType
 
 SPACES = ("npu", "atb")
-HOST = {"context_lens", "seq_len"}             # operands of atb:: operators that the vendor reads on the host
+ON_HOST = {"context_lens", "seq_len"}             # operands of atb:: operators that the vendor reads on the host
 
 ACL_FORMAT = {"nz": 29}                        # the vendor's number of a storage format
 SHAPES = ((16, 16), (20, 18), (1, 1), (5, 1), (1, 48), (33, 100), (576, 1536))
@@ -111,7 +113,7 @@ class Follow(TorchDispatchMode):
         """Length vectors of atb:: operators lie on the host, every other tensor of a vendor call on the device."""
         for name, x in given(func, args, kwargs).items():
             if isinstance(x, Tensor):
-                want = "cpu" if func.namespace == "atb" and name in HOST else "npu"
+                want = "cpu" if func.namespace == "atb" and name in ON_HOST else "npu"
                 if x.device.type != want:
                     self.problems.append(f"{func.name()} needs {name} on {want}, it is on {x.device.type}")
 
@@ -145,29 +147,57 @@ def on_device(x: Any) -> Any:
     return made
 
 
-def check(k: Kernel, call: conformance.Call) -> tuple[list[Seen], list[str]]:
+def in_format(x: Any) -> Any:
+    """Like `on_device`, with matrices in the vendor's storage format of that name; formatted caches are plain there."""
+    fmt = getattr(x, "afl_fmt", "nd")
+    if fmt not in ACL_FORMAT or x.dim() == 4:
+        return on_device(x)
+    made = vendor().empty_with_format(tuple(x.shape), dtype=x.dtype, device="npu", acl_format=ACL_FORMAT[fmt])
+    made.afl_fmt = fmt
+    return made
+
+
+@attrs.frozen
+class World:
+    """A way to run a kernel on device npu: which vendor operators are executed, and where."""
+
+    name: str
+    runs: Callable[[torch._ops.OpOverload], bool]
+    place: Callable[[Any], Any]
+    around: Callable[[], AbstractContextManager[Any]] = nullcontext      # operands and call
+    within: Callable[[], AbstractContextManager[Any]] = nullcontext      # the call alone
+
+
+FAKE = World("on fake tensors", has_shapes, on_device, around=lambda: FakeTensorMode(allow_non_fake_inputs=True))
+HOST = World("by host code", has_host_code, in_format)
+CAPTURE = World("in a graph", has_host_code, in_format, within=lambda: torch.npu.graph(torch.npu.NPUGraph()))
+
+
+def check(k: Kernel, call: conformance.Call, chip: Chip) -> tuple[list[Seen], list[str]]:
     """The vendor calls of one case, and what is wrong with them."""
     with Watch() as cpu:
         try:
-            want = types(call.run(k, call.copy()))
+            want = types(call.raw(k, call.stored(k, call.copy())))
         except Exception as e:  # a refusal of the emulation is a finding too
             return cpu.seen, [f"on CPU: {type(e).__name__}: {first_line(e)}"]
-    with FakeTensorMode(allow_non_fake_inputs=True):
-        problems = [f"on fake tensors: {p}" for p in follow(k, call, cpu.seen, want, has_shapes)]
-    return cpu.seen, problems + [f"by host code: {p}" for p in follow(k, call, cpu.seen, want, has_host_code)]
+    problems = [f"{w.name}: {p}" for w in (FAKE, HOST) for p in follow(w, k, call, cpu.seen, want)]
+    if not problems and k.capturable and chip.captures:
+        problems = [f"{CAPTURE.name}: {p}" for p in follow(CAPTURE, k, call, cpu.seen, want)]
+    return cpu.seen, problems
 
 
 def follow(
-    k: Kernel, call: conformance.Call, seen: list[Seen], want: tuple[TensorType, ...],
-    runs: Callable[[torch._ops.OpOverload], bool],
+    world: World, k: Kernel, call: conformance.Call, seen: list[Seen], want: tuple[TensorType, ...]
 ) -> list[str]:
     """What differs when the case runs on device tensors."""
-    args = tuple(on_device(x) for x in call.args)
-    with Follow(seen, runs) as device_run:
-        try:
-            out = call.run(k, args)
-        except Exception as e:  # whatever torch_npu or torch refuses is the finding
-            return [*device_run.problems, f"{type(e).__name__}: {first_line(e)}"]
+    with world.around():
+        args = tuple(world.place(x) for x in call.stored(k, call.args))
+        with Follow(seen, world.runs) as device_run:
+            try:
+                with world.within():
+                    out = call.raw(k, args)
+            except Exception as e:  # whatever torch_npu or torch refuses is the finding
+                return [*device_run.problems, f"{type(e).__name__}: {first_line(e)}"]
     problems = device_run.problems
     if len(device_run.seen) != len(seen):
         problems.append(f"{len(device_run.seen)} vendor calls, on CPU {len(seen)}")
@@ -189,7 +219,7 @@ def run(chip: Chip) -> dict[str, Any]:
             continue
         row = kernels.setdefault(f"{it.op.name}/{it.kernel.name}", {"cases": 0, "calls": [], "problems": []})
         for call in conformance.accepted(it.kernel, chip, it.dtype):
-            seen, problems = check(it.kernel, call)
+            seen, problems = check(it.kernel, call, chip)
             row["cases"] += 1
             row["calls"] = sorted({*row["calls"], *(s.name for s in seen)})
             row["problems"] += [f"case {call.number} in {SHORT[it.dtype]}: {p}" for p in problems]
@@ -206,7 +236,6 @@ def run(chip: Chip) -> dict[str, Any]:
 def storage(chip: Chip) -> list[str]:
     """Where bytes of a stored matrix differ from what torch_npu allocates for the format of that name."""
     package, found = vendor(), []
-    torch.npu.config.allow_internal_format = True               # off by default on chips other than 310P
     for made in layout.registered().values():
         for shape in (s for s in SHAPES if made.fmt_of(s) in ACL_FORMAT):
             for dtype in (DTYPES[name] for name in chip.dtypes):
@@ -233,4 +262,5 @@ def vendor() -> Any:
 
 if __name__ == "__main__":
     vendor()
+    torch.npu.config.allow_internal_format = True               # off by default on chips other than 310P
     print(json.dumps(run(plugins.chip(sys.argv[1]))))

@@ -8,6 +8,7 @@ than two standard errors.
 """
 
 from functools import lru_cache
+from typing import NamedTuple
 
 import numpy as np
 
@@ -18,6 +19,7 @@ from afl.dist.eplb.problem import held_of, relabel, require, settle
 from afl.dist.eplb.values import LoadWindow, Params, Placement, Topology
 
 FINE = 1e-3             # the search goes on until the peak risk is this near to the average
+STEPS = 8               # searches of a layer, each from the result of the one before
 ERRORS = 2.0            # standard errors by which a new placement must win
 
 
@@ -49,33 +51,46 @@ def price_of_move(now: Placement, topology: Topology, params: Params) -> float:
 
 def plan_layer(x: np.ndarray, now: np.ndarray, fixed: np.ndarray, ahead: int, price: float,
                params: Params) -> np.ndarray:
-    """int32 [ranks, slots per rank]: the new slots of a layer with block rates x [blocks, experts], or `now`."""
+    """int32 [ranks, slots per rank]: the new slots of a layer with block rates x [blocks, experts], or `now`.
+
+    Steps are taken until none is worth it, so that planning again with the same loads changes nothing.
+    """
     _, (mean, error) = choose(x, ahead, params.forecaster)
     fast = detrended(x)
-    experts, ranks = len(mean), len(now)
-    cov = np.zeros((experts, experts))
+    cov = np.zeros((len(mean), len(mean)))
     if params.z > 0:
         compiled(covariance)(fast, cov)
-        cov[np.arange(experts), np.arange(experts)] += (mean * error) ** 2
-    home = held_of(now, experts)
+        cov[np.arange(len(mean)), np.arange(len(mean))] += (mean * error) ** 2
+    coming = Coming(mean, cov, scenarios(fast, mean, error))
+    left = int(params.max_move_frac * (now >= 0).sum())
+    for _ in range(STEPS):
+        new = step(coming, now, fixed, price, left, params)
+        if new is now:
+            break
+        left -= int((new != now).sum())
+        now = new
+    return now
+
+
+def step(coming: "Coming", now: np.ndarray, fixed: np.ndarray, price: float, budget: int, params: Params) -> np.ndarray:
+    """The slots after the better of two searches, with and without new replica numbers; `now` if it is not worth it."""
+    mean, cov, z = coming.mean, coming.cov, params.z
+    home = held_of(now, len(mean))
     count = home.sum(0)
-    start = Search(now, home, count, mean, cov, params.z)
+    start = Search(now, home, count, mean, cov, z)
     if start.peak() <= 1 + params.tol:
         return now
-    filled = int(count.sum())
-    weight = mean + params.z * np.sqrt(np.diag(cov))
-    target = compiled(replicate)(weight, filled - experts, ranks)[-1]
-    budget = int(params.max_move_frac * filled)
+    weight = mean + z * np.sqrt(np.diag(cov))
+    target = compiled(replicate)(weight, int(count.sum()) - len(mean), len(now))[-1]
     best, value = start, start.peak()
     for counts in (count, target) if (count != target).any() else (count,):
-        s = Search(now, home, count, mean, cov, params.z)
+        s = Search(now, home, count, mean, cov, z)
         v = s.run(fixed, counts, price, budget)
         if v < value and s.peak() < start.peak() - params.gate:
             best, value = s, v
     if best is start:
         return now
-    y = scenarios(fast, mean, error)
-    gain = compiled(peaks)(y, count, home) - compiled(peaks)(y, best.count, best.held)
+    gain = compiled(peaks)(coming.rows, count, home) - compiled(peaks)(coming.rows, best.count, best.held)
     if gain.mean() <= ERRORS * gain.std() / np.sqrt(max(len(gain) - 1, 1)):
         return now
     return keep_names(best, now, fixed)
@@ -113,6 +128,14 @@ def scenarios(fast: np.ndarray, mean: np.ndarray, error: np.ndarray) -> np.ndarr
 def normal(shape: tuple[int, int]) -> np.ndarray:
     """Standard normal draws, the same for a shape."""
     return np.random.default_rng(0).standard_normal(shape)
+
+
+class Coming(NamedTuple):
+    """What is expected of a layer's loads."""
+
+    mean: np.ndarray            # float64 [experts]
+    cov: np.ndarray             # float64 [experts, experts]
+    rows: np.ndarray            # float64 [scenarios, experts]
 
 
 class Search:

@@ -8,7 +8,7 @@ import numpy as np
 
 @lru_cache(maxsize=64)
 def arrangements(experts: int, slots: int, ranks: int) -> np.ndarray:
-    """bool [arrangements, ranks, experts]: every way to hold each expert at least once, up to the order of equal ranks."""
+    """bool [arrangements, ranks, experts]: every way to hold each expert at least once, up to names of equal ranks."""
     size = [slots // ranks + (r < slots % ranks) for r in range(ranks)]
     rows = {s: [sum(1 << e for e in c) for c in combinations(range(experts), s)] for s in set(size)}
     blocks = [list(combinations_with_replacement(rows[s], size.count(s))) for s in sorted(set(size), reverse=True)]

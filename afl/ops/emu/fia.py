@@ -123,7 +123,8 @@ def _fused_infer_attention_score(
     require(e <= MOST_CHANNELS and e % 16 == 0, f"channels must be a multiple of 16, at most {MOST_CHANNELS}", query)
     for x in (query, key, value):
         require(x.is_contiguous(), "query, key and value must be contiguous", x)
-    ends, lens = actual_seq_lengths, actual_seq_lengths_kv
+    ends: list[int] = actual_seq_lengths or []
+    lens: list[int] = actual_seq_lengths_kv or []
     require(bool(ends) and bool(lens), "TND needs actual_seq_lengths and actual_seq_lengths_kv", ends, lens)
     require(len(ends) == len(lens) <= MOST_ROWS, f"both lists need the same number of requests, at most {MOST_ROWS}",
             ends, lens)

@@ -20,15 +20,24 @@ from afl.ops.vendor import npu
 MOST_CHANNELS, MOST_HEADS = 896, 1000       # exclusive
 
 
-def _rope_fits(x: Any, cos: Any, sin: Any, *, interleaved: bool) -> bool:
-    """fewer than 896 rotated channels, fewer than 1000 heads"""
-    return 2 * cos.shape[1] < MOST_CHANNELS and x.shape[1] < MOST_HEADS
+def _fits(cos: Any, heads: int) -> bool:
+    return 2 * cos.shape[1] < MOST_CHANNELS and heads < MOST_HEADS
+
+
+def _halves_fit(x: Any, cos: Any, sin: Any, *, interleaved: bool) -> bool:
+    """halves; fewer than 896 rotated channels, fewer than 1000 heads"""
+    return not interleaved and _fits(cos, x.shape[1])
+
+
+def _pairs_fit(x: Any, cos: Any, sin: Any, *, interleaved: bool) -> bool:
+    """pairs; fewer than 896 rotated channels, fewer than 1000 heads"""
+    return interleaved and _fits(cos, x.shape[1])
 
 
 def _qkv_fits(qkv: Any, cos: Any, sin: Any, k_cache: Any, v_cache: Any, slot: Any, *, h: int, e: int,
               interleaved: bool) -> bool:
     """fewer than 896 rotated channels, fewer than 1000 heads of q and k together"""
-    return 2 * cos.shape[1] < MOST_CHANNELS and h + k_cache.shape[2] < MOST_HEADS
+    return _fits(cos, h + k_cache.shape[2])
 
 
 def rotated(x: Tensor, cos: Tensor, sin: Tensor, interleaved: bool) -> Tensor:
@@ -48,12 +57,30 @@ def _wide(a: Tensor, interleaved: bool) -> Tensor:
     return both[None, :, None]
 
 
-@kernel(rope, needs={F.NPU}, dtypes=HALF, when=_rope_fits, name="npu_rotary_mul")
+def _turned(x: Tensor, groups: int) -> Tensor:
+    """The last dimension read as a matrix of `groups` rows and written by columns."""
+    return x.unflatten(-1, (groups, -1)).transpose(-1, -2).flatten(-2)
+
+
+@kernel(rope, needs={F.NPU}, dtypes=HALF, when=_halves_fit, name="npu_rotary_mul")
 def _rope(x: Tensor, cos: Tensor, sin: Tensor, *, interleaved: bool) -> Tensor:
-    return rotated(x, cos, sin, interleaved)
+    return rotated(x, cos, sin, False)
 
 
-@kernel(qkv_rope_write, needs={F.NPU, F.SCATTER_PA}, dtypes=HALF, when=_qkv_fits,
+@kernel(rope, needs={F.NPU, F.ROTARY_PAIRS}, dtypes=HALF, when=_pairs_fit, name="npu_rotary_mul_pairs", priority=1)
+def _rope_pairs(x: Tensor, cos: Tensor, sin: Tensor, *, interleaved: bool) -> Tensor:
+    return rotated(x, cos, sin, True)
+
+
+@kernel(rope, needs={F.NPU}, dtypes=HALF, when=_pairs_fit, name="npu_rotary_mul_sorted")
+def _rope_sorted(x: Tensor, cos: Tensor, sin: Tensor, *, interleaved: bool) -> Tensor:
+    """For chips whose npu_rotary_mul knows halves only: the first of each pair in front, rotate, put back."""
+    width, p = 2 * cos.shape[1], cos.shape[1]
+    y = _turned(rotated(_turned(x[..., :width], p), cos, sin, False), 2)
+    return y if width == x.shape[2] else torch.cat([y, x[..., width:]], -1)
+
+
+@kernel(qkv_rope_write, needs={F.NPU, F.ROTARY_PAIRS, F.SCATTER_PA}, dtypes=HALF, when=_qkv_fits,
         inplace={1: "k_cache", 2: "v_cache"}, name="npu_rotary_mul")
 def _qkv_rope_write(
     qkv: Tensor, cos: Tensor, sin: Tensor, k_cache: Tensor, v_cache: Tensor, slot: Tensor, *, h: int, e: int,

@@ -19,12 +19,14 @@ class EngineConfig:
     """Everything that shapes an engine.  0 or None means: derive it (from the model, the host, the chip).
 
     block_tokens: tokens per cache block.  kv_blocks: usable cache blocks.  depth: steps in flight (1 or 2).
+    policy: a name, names joined by +, a JSON object or the path of a .json file.  prefix_cache: reuse cached prefixes.
     strict: a trace that was not declared is an error.  references: ops run their reference bodies (slow).
     eager: no program is traced.  checked: every op is checked for index ranges, NaN and result types.
     """
 
     chip: str = "cpu"
     dtype: str = "auto"
+    weights: str = "auto"
     max_model_len: int = 0
     max_seqs: int = 64
     max_step_tokens: int = 1024
@@ -35,6 +37,7 @@ class EngineConfig:
     depth: int = 2
     threads: int = 0
     policy: str = "fcfs"
+    prefix_cache: bool = True
     strict: bool = True
     references: bool = False
     seed: int | None = None

@@ -5,7 +5,7 @@ re-rooted when somebody reads it.  Following the newest version therefore costs 
 while keeping an old one costs memory per update made since.  Versions of one container belong to one thread.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from functools import cache
 from typing import Any
 
@@ -133,6 +133,21 @@ class VArray:
         self._data, self._newer = None, new
         data[index] = values
         return new
+
+    def edit(self, loop: Callable, most: int, *args: Any) -> tuple["VArray", Any]:
+        """The version made by a loop that writes places itself, and the loop's second result.
+
+        loop(data, at, old, *args) writes into the 1-d `data` and notes each write in `at` (the place) and `old` (what
+        was there), at most `most` of them, a place written twice noted twice; it returns (writes, result).
+        """
+        data = self._root()
+        at, old = np.empty(most, np.intp), np.empty(most, data.dtype)
+        n, result = loop(data, at, old, *args)
+        new = VArray.__new__(VArray)
+        new._data, new._view, new._undo, new._newer = data, self._view, None, None
+        self._undo = (at[:n][::-1], old[:n][::-1])     # of several values for one place the last one stays: the oldest
+        self._data, self._newer = None, new
+        return new, result
 
     def __reduce__(self) -> tuple:
         return VArray, (self.array.copy(),)

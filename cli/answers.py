@@ -123,7 +123,7 @@ class Lines(Ordered):
         sys.stdout.flush()
 
 
-_NO_STATS = {"ttft_s": 0.0, "prefill_tokens_per_s": 0.0, "decode_tokens_per_s": 0.0, "total_s": 0.0}
+_NO_STATS = {"ttft_s": 0.0, "prefill_tokens_per_s": 0.0, "decode_tokens_per_s": 0.0, "total_s": 0.0, "cached_tokens": 0}
 
 
 def record(c: Any) -> dict[str, Any]:

@@ -1,7 +1,6 @@
 """Checks of options that need neither torch nor a checkpoint, so that wrong ones are refused at once, together."""
 
 import importlib
-import json
 from collections.abc import Mapping
 from importlib.metadata import entry_points
 from pathlib import Path
@@ -68,10 +67,10 @@ def find_chip(name: str) -> chips.Chip | None:
 
 
 def _policy(name: str) -> list[str]:
-    if name.lstrip().startswith("{"):
-        try:
-            json.loads(name)
-        except ValueError as e:
-            return [f"policy is not valid JSON: {e}"]
-        return []
-    return [] if name in policies() else [unknown("scheduler policy", name, policies())]
+    from afl.sched import Policy
+
+    try:
+        Policy.read(name)
+    except ConfigError as e:
+        return str(e).splitlines()
+    return []

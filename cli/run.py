@@ -39,9 +39,12 @@ def _sampling(help: str, *names: str, metavar: str | None = "N", **more: Any) ->
     return typer.Option(*names, help=help, metavar=metavar, rich_help_panel="Sampling", show_default=False, **more)
 
 
+Weights = Annotated[str, _engine(
+    "How matrices are held: a dtype, int8, int8-channel, int4, int4-sym; auto: the compute dtype.", metavar="NAME")]
 MaxModelLen = Annotated[int, _engine("Longest sequence, prompt included; 0: what the model and the cache allow.")]
 MaxSeqs = Annotated[int, _engine("Most requests that run at a time; never more than there are answers.")]
-MaxStepTokens = Annotated[int, _engine("Most tokens that one step computes; longer prompts are cut into chunks.")]
+MaxStepTokens = Annotated[int, _engine(
+    "Most tokens that one step computes; longer prompts are cut into chunks.", "--max-step-tokens", "--token-budget")]
 KvBlocks = Annotated[int, _engine("Blocks of the key-value cache; 0: a quarter of the free memory at most.")]
 BlockTokens = Annotated[int, _engine("Tokens per cache block; 0: what the chip prefers.")]
 
@@ -101,6 +104,7 @@ def run(
         "Log-probability of each token, with this many alternatives (0: none).")] = None,
     chip: Chip = _E.chip,
     dtype: Dtype = _E.dtype,
+    weights: Weights = _E.weights,
     max_model_len: MaxModelLen = _E.max_model_len,
     max_seqs: MaxSeqs = _E.max_seqs,
     max_step_tokens: MaxStepTokens = _E.max_step_tokens,
@@ -115,7 +119,12 @@ def run(
         "A trace that was not declared is an error.", "--strict/--no-strict", metavar=None)] = _E.strict,
     depth: Annotated[int, _engine("Steps in flight: 1, or 2 to schedule one while another runs.")] = _E.depth,
     threads: Annotated[int, _engine("Threads of CPU operators; 0: one per usable core.")] = _E.threads,
-    policy: Annotated[str, _engine(f"Scheduler policy: {', '.join(policies())}.", metavar="NAME")] = _E.policy,
+    policy: Annotated[str, _engine(
+        f"Scheduler policy: a name or names joined by + ({', '.join(policies())}), or a .json file.",
+        metavar="NAME|FILE")] = _E.policy,
+    prefix_cache: Annotated[bool, _engine(
+        "Reuse what the cache still holds of earlier prompts.", "--prefix-cache/--no-prefix-cache", metavar=None)]
+    = _E.prefix_cache,
     log: Annotated[str | None, _engine(
         "Write the engine's event log to this file.", metavar="FILE", show_default=False)] = _E.log,
     json: Json = False,

@@ -4,6 +4,7 @@ Everything above `_launch` is a pure transition on values; `_launch` and `_land`
 """
 
 import itertools
+import time
 from collections import deque
 from collections.abc import Sequence
 from typing import Any
@@ -18,12 +19,13 @@ from afl.config import EngineConfig
 from afl.errors import RequestError
 from afl.run.load import set_threads
 from afl.run.logprobs import TokenLogprobs, top_logprobs
-from afl.run.memory import size_pool
+from afl.run.memory import groups_of, size_pool
 from afl.run.pack import leaves_of, pack, pad
 from afl.run.programs import greedy_program, sample_program
 from afl.run.sampling import SampleTable, SamplingParams, pad_rows
 from afl.run.sampling import leaves_of as sample_leaves
-from afl.sched import Aborted, Arrived, Outputs, Plan, Request, Sampled
+from afl.sched import Aborted, Arrived, Outputs, Paused, Plan, Request, Reset, Resumed, Sampled, Tick, Timed
+from afl.sched.timing import features
 
 
 @attrs.frozen(eq=False)
@@ -56,11 +58,8 @@ class Engine:
         )
         self.model = attrs.evolve(model, config=config)
         self.config = config
-        self.policy = (
-            sched.Policy.from_json(config.policy)
-            if config.policy.lstrip().startswith("{")
-            else sched.policies.get(config.policy)
-        )
+        self.policy = sched.Policy.read(config.policy)
+        self.needs = sched.policies.needs(self.policy)
         self.sched = sched.init(
             sched.SchedConfig(
                 config.max_seqs,
@@ -68,9 +67,14 @@ class Engine:
                 self.pool.max_model_len,
                 self.pool.blocks,
                 self.pool.block_tokens,
+                groups_of(model.caches, self.pool.block_tokens),
+                config.prefix_cache,
+                depth=config.depth,
+                host_blocks=self.pool.blocks if "host" in self.needs else 0,
             ),
             self.policy,
         )
+        self.host: list[torch.Tensor] = []  # content of swapped blocks, one tensor per cache leaf
         self.log = sched.EventLog(config.log, self.sched.config, self.policy) if config.log else None
         self.eos_ids: tuple[int, ...] = model.eos_ids
         self.greedy, self.sampled = greedy_program(self.model, self.pool), sample_program(self.model, self.pool)
@@ -80,6 +84,7 @@ class Engine:
         self.table = SampleTable(config.max_seqs)
         self.owner = np.zeros(config.max_seqs, np.int64)  # number of the request whose parameters each row holds
         self.live: dict[str, tuple[SamplingParams, int, int]] = {}  # id -> parameters, seed, prompt tokens
+        self.cached: dict[str, int] = {}  # id -> prompt tokens that the prefix cache had
         self.flight: deque[Flight] = deque()
         self.inbox: list[Any] = []
         self.stalled = False
@@ -117,6 +122,7 @@ class Engine:
                     stop_ids=params.stop_ids,
                     ignore_eos=params.ignore_eos,
                     needs_host=params.needs_host,
+                    arrival=time.monotonic(),
                 )
             )
         )
@@ -126,6 +132,22 @@ class Engine:
         """End a request; unknown or finished ids are ignored."""
         if id in self.live:
             self.inbox.append(Aborted(id, reason))
+
+    def pause(self, mode: str = "wait") -> None:
+        """Stop admitting ("wait"), stop everything ("keep"), or end everything ("abort"), from the next step on."""
+        self.inbox.append(Paused(mode))
+
+    def resume(self) -> None:
+        """Go on after a pause."""
+        self.inbox.append(Resumed())
+
+    def reset_prefix_cache(self, weights: int | None = None) -> None:
+        """Forget cached prefixes, from the next step on; `weights`: the version of new parameters, if they changed."""
+        self.inbox.append(Reset(weights))
+
+    def metrics(self) -> dict[str, Any]:
+        """Gauges and counters of the scheduler; see `afl.sched.metrics`."""
+        return sched.metrics(self.sched)
 
     @property
     def busy(self) -> bool:
@@ -141,6 +163,8 @@ class Engine:
         if self.flight and (len(self.flight) >= self.config.depth or self.stalled):
             event, logprobs = self._land(self.flight.popleft())
             events.append(event)
+        if "clock" in self.needs:
+            events.append(Tick(time.monotonic()))
         if self.log is not None:
             self.log.write(events)
         self.sched, plan, outputs = sched.step(self.sched, events, self.policy)
@@ -151,19 +175,26 @@ class Engine:
         if np.count_nonzero(outputs.finish):
             for id in outputs.ids[outputs.finish != 0]:
                 self.live.pop(id, None)
+                self.cached.pop(id, None)
         for id, _ in outputs.refused:
             self.live.pop(id, None)
         return StepResult(outputs, logprobs, plan.tokens if plan is not None else 0)
 
     def _launch(self, plan: Plan) -> Flight:
         """Submit a plan: pack, choose the program, run."""
+        began = time.perf_counter()
         with torch.inference_mode():
+            if len(plan.out.device) or len(plan.back.device):
+                self._swap(plan)
             self._admit(plan)
             batch = pack(plan, self.sched)
             edits, rows = None, None
             if self.table.any_special and self.table.special[plan.at].any():
                 rows, edits = self.table.pack(plan.at, plan.kv_len, plan.emit, self.sched.tokens)
             token, logits = self._run(batch, rows, edits, len(plan.rows))
+        if "timing" in self.needs:
+            token.numpy()  # wait for the device
+            self.inbox.append(Timed(plan.step, features(plan), (time.perf_counter() - began) * 1e3))
         return Flight(plan, token, logits)
 
     def _run(self, batch: Any, rows: Any, edits: Any, r: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -185,6 +216,16 @@ class Engine:
         self.leaves = leaves
         return (token, logits) if z is None else (token[:r], logits[:r])
 
+    def _swap(self, plan: Plan) -> None:
+        """Move the content of cache blocks to and from host memory, as the plan says."""
+        caches = (tree.leaves(self.state) if self.config.eager else self.leaves)[:-1]  # the last leaf is last_token
+        if not self.host:
+            self.host = [torch.empty(self.pool.blocks + 1, *x.shape[1:], dtype=x.dtype) for x in caches]
+        for cache, host in zip(caches, self.host, strict=True):
+            out, back = plan.out, plan.back
+            host[torch.from_numpy(out.host).long()] = cache[torch.from_numpy(out.device).long()]
+            cache[torch.from_numpy(back.device).long()] = host[torch.from_numpy(back.host).long()]
+
     def _admit(self, plan: Plan) -> None:
         """Give rows that changed hands the sampling parameters of their request."""
         number = self.sched.number[plan.at]
@@ -192,6 +233,7 @@ class Engine:
         if np.count_nonzero(new):
             for i in np.flatnonzero(new).tolist():
                 row, (params, seed, prompt_tokens) = int(plan.rows[i]), self.live[plan.ids[i]]
+                self.cached.setdefault(plan.ids[i], int(plan.start[i]))
                 stops = params.stop_ids if params.ignore_eos else (*self.eos_ids, *params.stop_ids)
                 self.table.set(row, params, seed, prompt_tokens, stops)
                 self.owner[row] = number[i]

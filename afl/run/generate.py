@@ -17,6 +17,7 @@ from afl.sched import REASONS
 
 Prompt = str | Sequence[int] | Sequence[Mapping[str, Any]]  # text, token ids, or chat messages
 _STOP = REASONS.index("stop")
+_RATES = ("ttft_s", "prefill_tokens_per_s", "decode_tokens_per_s", "total_s")
 
 
 @attrs.frozen
@@ -55,6 +56,7 @@ class _Job:
     started: float
     first: float = 0.0
     last: float = 0.0
+    cached: int = 0
     text: list[str] = attrs.field(factory=list)
     ids: list[int] = attrs.field(factory=list)
     logprobs: list[TokenLogprobs] = attrs.field(factory=list)
@@ -147,6 +149,7 @@ def _deliver(engine: Engine, result: Any, jobs: dict[str, _Job]) -> Iterator[Pie
         if token >= 0:
             job.first = job.first or now
             job.last = now
+            job.cached = engine.cached.get(id, job.cached)
             job.ids.append(token)
             if id in result.logprobs:
                 job.logprobs.append(result.logprobs[id])
@@ -179,9 +182,10 @@ def _completion(job: _Job, reason: str, why: Any) -> Completion:
             "prefill_tokens_per_s": job.prompt_tokens / wait if wait > 0 else 0.0,
             "decode_tokens_per_s": (n - 1) / rest if rest > 0 else 0.0,
             "total_s": job.last - job.started,
+            "cached_tokens": job.cached,
         }
         if n
-        else {"ttft_s": 0.0, "prefill_tokens_per_s": 0.0, "decode_tokens_per_s": 0.0, "total_s": 0.0}
+        else dict.fromkeys(_RATES, 0.0) | {"cached_tokens": 0}
     )
     logprobs = None if job.params.logprobs is None else tuple(job.logprobs)
     return Completion(

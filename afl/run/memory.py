@@ -8,6 +8,7 @@ import torch
 from afl.chip import Chip
 from afl.config import EngineConfig
 from afl.errors import ConfigError
+from afl.sched import GroupSpec
 
 SHARE = 4  # the cache may take a quarter of the host memory that is available
 
@@ -30,6 +31,12 @@ class Pool:
     @property
     def nbytes(self) -> int:
         return (self.blocks + 1) * self.block_bytes
+
+
+def groups_of(caches: tuple[Any, ...], block_tokens: int) -> tuple[GroupSpec, ...]:
+    """The cache groups of a model: layers of one kind (and window) share block tables; in order of first use."""
+    kinds = [(c.kind if c.kind in ("window", "recurrent") else "full", getattr(c, "window", 0)) for c in caches]
+    return tuple(GroupSpec(kind, block_tokens, window) for kind, window in dict.fromkeys(kinds))
 
 
 def size_pool(

@@ -21,13 +21,22 @@ def pack(plan: Plan, s: SchedState) -> Batch:
     t, r = plan.tokens, len(plan.rows)
     out = np.empty(3 * t + 3 * r + 1, np.int32)
     log, first, known = s.tokens.columns
-    compiled(_fill)(
-        plan.at, plan.start, plan.grant, plan.emit, plan.blocks, s.config.block_tokens, log, first, known, t, out
-    )
+    size, *sizes = s.config.sizes.tolist()
+    compiled(_fill)(plan.at, plan.start, plan.grant, plan.emit, plan.blocks[0], size, log, first, known, t, out)
     parts = torch.from_numpy(out).split_with_sizes((t, t, t, r, r, r + 1))
     token, position, slot, kv_len, row, q_start = parts
     hosts = HostInts.wrap(out[3 * t + 2 * r :]), HostInts.wrap(out[3 * t : 3 * t + r])
-    return Batch(token, position, (slot,), q_start, kv_len, (torch.from_numpy(plan.blocks),), row, *hosts)
+    more = [_tensor(_slots(plan, b, size)) for b, size in zip(plan.blocks[1:], sizes, strict=True)]
+    blocks = tuple(torch.from_numpy(b) for b in plan.blocks)
+    return Batch(token, position, (slot, *more), q_start, kv_len, blocks, row, *hosts)
+
+
+def _slots(plan: Plan, blocks: np.ndarray, size: int) -> np.ndarray:
+    """Slots of the tokens in a further cache group, int32 [t]."""
+    rows = np.repeat(np.arange(len(plan.rows)), plan.grant)
+    first = np.cumsum(plan.grant) - plan.grant
+    position = np.arange(plan.tokens) - np.repeat(first - plan.start, plan.grant)
+    return blocks[rows, position // size] * size + position % size
 
 
 def _fill(rows, start, grant, emit, blocks, block_tokens, log, first, known, t, out):
@@ -82,24 +91,29 @@ def pad(b: Batch, tokens: int, rows: int, width: int, fill: float = 0) -> Batch:
 
     What a captured graph of that bucket would be given; the real rows' results do not depend on `fill`.
     """
-    t, r, w = len(b.token), len(b.kv_len), b.blocks[0].shape[1]
+    t, r, w = len(b.token), len(b.kv_len), max(x.shape[1] for x in b.blocks)
     if tokens < t or rows < r or width < w:
         raise ValueError(f"bucket of {tokens} tokens, {rows} rows, {width} blocks is below the batch's {t}, {r}, {w}")
-    blocks = torch.zeros(rows, width, dtype=torch.int32)
-    blocks[:r, :w] = b.blocks[0]
+    blocks = tuple(_wider(x, rows, width) for x in b.blocks)
     q_start = np.concatenate([b.q_start_h.array, np.full(rows - r, b.q_start_h.array[-1], np.int32)])
     kv_len = np.concatenate([b.kv_len_h.array, np.zeros(rows - r, np.int32)])
     return Batch(
         _extend(b.token, tokens, int(fill)),
         _extend(b.position, tokens, 0),
-        (_extend(b.slot[0], tokens, -1),),
+        tuple(_extend(x, tokens, -1) for x in b.slot),
         torch.from_numpy(q_start.copy()),
         torch.from_numpy(kv_len.copy()),
-        (blocks,),
+        blocks,
         _extend(b.state_row, rows, -1),
         HostInts(q_start),
         HostInts(kv_len),
     )
+
+
+def _wider(blocks: Tensor, rows: int, width: int) -> Tensor:
+    out = torch.zeros(rows, width, dtype=torch.int32)
+    out[: blocks.shape[0], : blocks.shape[1]] = blocks
+    return out
 
 
 def _extend(x: Tensor, n: int, value: int) -> Tensor:

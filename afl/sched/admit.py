@@ -1,66 +1,241 @@
-"""Who leaves the queue: strictly from its head, one row and the blocks of the whole known sequence each."""
+"""Who leaves the queue: from its head, one row and the blocks of the whole known sequence each.
+
+A request that lacks a row, tokens or blocks keeps everybody behind it waiting; one that a gate turns away for a reason
+of its own only when the gate says so.  At most LOOK requests are looked past per step, so that a step's cost does not
+grow with the queue.
+"""
 
 import attrs
 import numpy as np
 
-from afl.sched.arrivals import limit_of
-from afl.sched.policy import Bound
-from afl.sched.state import FREE, LEAVING, RUNNING, SchedState, evolve
+from afl.sched import hits
+from afl.sched.groups import first_needed
+from afl.sched.loops import compiled, empty32, extend, fit
+from afl.sched.naming import name_rows, named
+from afl.sched.notes import NOTHING, Notes
+from afl.sched.plan import Copies, Load
+from afl.sched.policy import Bound, Candidate
+from afl.sched.state import FREE, LOADING, ROW, RUNNING, SchedState, Ticket, evolve
 
-COLUMNS = ("status", "sched", "ids", "base", "promise", "floor", "limit", "stops", "needs_host", "preempts", "number",
-           "priority", "arrival")
+LOOK = 64
 
 
-def admit(s: SchedState, policy: Bound, budget: int, spare: int) -> tuple[SchedState, list[int], list[int], str]:
-    """The state with requests moved into rows, those rows, their grants, and why the next one was not admitted.
+@attrs.frozen(eq=False)
+class Admitted:
+    """What admission adds to a plan."""
+
+    rows: tuple[int, ...] = ()
+    grant: tuple[int, ...] = ()
+    start: tuple[int, ...] = ()
+    loads: tuple[Load, ...] = ()
+    back: tuple[Copies, ...] = ()
+    notes: Notes = NOTHING
+
+
+def admit(s: SchedState, policy: Bound, budget: int, spare: int, granted: tuple) -> tuple[SchedState, Admitted]:
+    """The state with requests moved into rows, their blocks taken, and what that adds to the plan `s.step`.
 
     Nobody is admitted while a preempted row waits for its fence: it goes first.
     """
-    if not s.queue.size:
-        return s, [], [], ""
-    if any(s.status[row] == LEAVING for _, row in s.away):
-        return s, [], [], "fence"
-    queue, tickets, tokens = s.queue, s.tickets, s.tokens
-    free = np.flatnonzero(s.status == FREE).tolist()
-    rows, grants, why = [], [], ""
-    columns = None
-    while entry := queue.head():
-        ticket = tickets.get(entry[2])
-        if ticket is None or ticket.number != entry[1]:
-            queue = queue.pop()                            # aborted while it waited
-            continue
-        blocks = s.config.blocks_for(len(ticket.tokens))
-        n = int(policy.chunk(s, np.array([min(len(ticket.tokens), budget)], np.int32), policy.params)[0])
-        why = "budget" if n < 1 else "rows" if not free else "blocks" if blocks > spare else ""
-        if why:
+    if s.preempting:
+        return s, Admitted(notes=_head_note(s, "fence"))
+    free = np.flatnonzero(s.status == FREE).tolist()[::-1]
+    rows, grant, start, loads, back, notes, past = [], [], [], [], [], [], []
+    running = len(s.running)
+    while entry := _head(s):
+        s, ticket = entry
+        id = ticket.request.id
+        if not free:
+            notes.append((id, "rows", s.config.max_seqs, 0))
             break
-        columns = columns or {name: getattr(s, name).copy() for name in COLUMNS}
-        row = free.pop(0)
-        _fill(columns, row, ticket, s, blocks)
-        tickets = tickets.set(entry[2], attrs.evolve(ticket, row=row, tokens=ticket.tokens[:0]))
-        tokens = tokens.put(row, ticket.tokens)
-        queue, budget, spare = queue.pop(), budget - n, spare - blocks
+        ticket = named(s, ticket)
+        hit = _hit(s, ticket)
+        loading = _to_load(s, ticket, hit)
+        promise, blocks = _cost(s, ticket, hit)
+        left = len(ticket.tokens) - hit.tokens
+        n = 0 if loading else _chunk(s, policy, hit.tokens, left, budget, granted)
+        looked = Candidate(s, ticket, hit.tokens, n, blocks, spare, running, granted)
+        objection = next((v for gate in policy.admit if (v := gate(looked, policy.params)) is not None), None)
+        if objection is not None:
+            notes.append((id, objection.rule, objection.a, objection.b))
+            if objection.stop or len(past) == LOOK:
+                break
+            past.append(s.queue.head())
+            s = evolve(s, queue=s.queue.pop())
+            continue
+        if n < 1 and not loading:
+            notes.append((id, "budget" if budget < 1 else "chunk", min(left, budget), budget))
+            break
+        if blocks > spare:
+            notes.append((id, "blocks", blocks, spare))
+            break
+        row = free.pop()
+        s = evolve(s, queue=s.queue.pop())
+        spare, running = spare - blocks, running + 1
+        s, copies = _fill(s, row, ticket, hit, promise, loading)
+        if loading:
+            s = _reserve(s, row, loading)
+            loads.append(Load(id, row, hit.tokens, loading, tuple(s.blocks_of(row))))
+            continue
+        first, n = int(s.sched[row]), _cut(s, row, n)
+        s, _ = take_blocks(s, np.array([row]), [n])
+        s = name_rows(s, np.array([row]))
+        if copies is not None:
+            back.append(copies)
         rows.append(row)
-        grants.append(n)
-    if columns:
-        running = np.concatenate([s.running, np.array(rows, np.intp)])
-        s = evolve(s, tickets=tickets, tokens=tokens, running=running, **columns)
-    return evolve(s, queue=queue), rows, grants, why
+        grant.append(n)
+        start.append(first)
+        granted = (*granted, (first, n))
+        budget -= n
+    for entry in past:
+        s = evolve(s, queue=s.queue.push(entry))
+    return s, Admitted(tuple(rows), tuple(grant), tuple(start), tuple(loads), tuple(back), Notes.of(notes))
 
 
-def _fill(columns: dict[str, np.ndarray], row: int, ticket, s: SchedState, blocks: int) -> None:
-    """Write the columns that describe the request in `row`."""
-    r = ticket.request
-    stops = [t for t in (*(() if r.ignore_eos else r.eos_ids), *r.stop_ids)]
-    wide = columns["stops"]
+def take_blocks(s: SchedState, rows: np.ndarray, grant) -> tuple[SchedState, np.ndarray]:
+    """Hand `grant` tokens to `rows`, with the blocks that they need; also where each grant starts, int32 [r]."""
+    c, grant = s.config, np.asarray(grant, np.int32)
+    sched, nblk, held, start = s.sched.copy(), s.nblk.copy(), s.held.copy(), empty32(len(rows))
+    most = int((grant // int(c.sizes.min()) + 2).sum()) * len(c.groups)
+    where, width = np.empty(most, np.intp), np.zeros(len(c.groups), np.int32)
+    n, _ = compiled(extend)(rows, grant, c.max_seqs, c.width, c.sizes, c.codes, sched, nblk, held, start, where, width)
+    table, pool = s.table, s.pool
+    if n:
+        ids, pool = pool.take(n)
+        table = table.set(where[:n], ids)
+    return evolve(s, sched=sched, nblk=nblk, held=held, table=table, pool=pool), start
+
+
+def _head(s: SchedState) -> tuple[SchedState, Ticket] | None:
+    """The state without dead entries at the head of its queue, and the first waiting request."""
+    while entry := s.queue.head():
+        ticket = s.tickets.get(entry[2])
+        if ticket is not None and ticket.entry == entry:
+            return s, ticket
+        s = evolve(s, queue=s.queue.pop())
+    return None
+
+
+def _head_note(s: SchedState, rule: str) -> Notes:
+    found = _head(s)
+    return Notes.of([(found[1].request.id, rule, 0, 0)]) if found else NOTHING
+
+
+def _hit(s: SchedState, t: Ticket) -> hits.Hit:
+    """What the prefix cache holds of a request; at least its last token is computed. Swapped content is none."""
+    if not s.config.prefix_cache or t.host:
+        return hits.Hit()
+    return hits.longest(s.pool, s.config.groups, t.chain, s.config.unit, len(t.tokens) - 1, s.step)
+
+
+def _to_load(s: SchedState, t: Ticket, hit: hits.Hit) -> int:
+    """Leading tokens that are to come from elsewhere; 0 if the cache has as many."""
+    remote = 0 if t.lost_remote else min(t.request.remote, len(t.tokens) - 1)
+    return remote if remote > hit.tokens else 0
+
+
+def _cost(s: SchedState, t: Ticket, hit: hits.Hit) -> tuple[tuple[int, ...], int]:
+    """(blocks per group for the whole known sequence, how many of them come out of those now free)."""
+    most = s.config.most(len(t.tokens))
+    if not hit.tokens:
+        return most, sum(most)
+    entries = [-(-len(t.tokens) // g.block_tokens) for g in s.config.groups]
+    promise = tuple(min(m, e - f) for m, e, f in zip(most, entries, hit.first, strict=True))
+    refs = s.pool.part(2)
+    return promise, sum(promise) - sum(int(np.count_nonzero(refs[list(b)])) for b in hit.blocks)
+
+
+def _chunk(s: SchedState, policy: Bound, start: int, left: int, budget: int, granted: tuple) -> int:
+    """The tokens a new row gets in this step."""
+    n = np.array([min(left, budget)], np.int32)
+    for cap in policy.chunk:
+        n = np.minimum(n, cap(s, np.array([start], np.int32), np.array([left], np.int32), granted, policy.params))
+    return int(n[0])
+
+
+def _cut(s: SchedState, row: int, n: int) -> int:
+    """The chunk of a new row, ended where a state is worth keeping."""
+    c = s.config
+    if not c.cut:
+        return n
+    grant, zero, flag = empty32(1), np.zeros(1, np.int32), np.zeros(1, bool)
+    compiled(fit)(np.array([row]), np.array([n], np.int32), zero, s.sched, s.base, s.junction, s.base[row : row + 1],
+                  c.max_seqs, c.sizes, c.codes, s.nblk, s.held, s.promise, c.cut, n, grant, zero, flag, zero)
+    return int(grant[0])
+
+
+def _reserve(s: SchedState, row: int, tokens: int) -> SchedState:
+    """Take the blocks into which the first `tokens` tokens of a row are to be loaded."""
+    nblk, held, where, w = s.nblk.copy(), s.held.copy(), [], s.config.width
+    for spec, lane in zip(s.config.groups, s.lanes(row), strict=True):
+        stop = -(-tokens // spec.block_tokens)
+        places = range(lane * w + max(int(nblk[lane]), first_needed(spec, tokens)), lane * w + stop)
+        where += places
+        held[lane] += len(places)
+        nblk[lane] = max(nblk[lane], stop)
+    ids, pool = s.pool.take(len(where))
+    return evolve(s, pool=pool, table=s.table.set(np.array(where, np.intp), ids), nblk=nblk, held=held)
+
+
+def _fill(
+    s: SchedState, row: int, t: Ticket, hit: hits.Hit, promise: tuple[int, ...], loading: int,
+) -> tuple[SchedState, Copies | None]:
+    """Write the columns that describe the request in `row`, with the blocks of its hit or of its stay in the host."""
+    r, c, known = t.request, s.config, len(t.tokens)
+    stops = [x for x in (*(() if r.ignore_eos else r.eos_ids), *r.stop_ids)]
+    wide = s.stops
     if len(stops) > wide.shape[1]:
-        more = np.full((len(wide), len(stops) - wide.shape[1]), -1, np.int32)
-        columns["stops"] = wide = np.concatenate([wide, more], 1)
+        wide = np.concatenate([wide, np.full((len(wide), len(stops) - wide.shape[1]), -1, np.int32)], 1)
+    wide = wide.copy()
     wide[row] = -1
     wide[row, : len(stops)] = stops
-    values = dict(
-        status=RUNNING, sched=0, ids=r.id, base=len(ticket.tokens), promise=blocks,
-        floor=len(r.prompt) + r.min_tokens, limit=limit_of(s.config, r), needs_host=r.needs_host,
-        preempts=ticket.preempts, number=ticket.number, priority=r.priority, arrival=r.arrival)
-    for name, value in values.items():
-        columns[name][row] = value
+    done = hit.tokens or (t.computed if t.host else 0)
+    columns = dict(
+        status=LOADING if loading else RUNNING, sched=done, hashed=hit.tokens // c.unit,
+        junction=hit.junction // c.align * c.align if c.align else 0, fate=0,
+        base=known, floor=t.floor, limit=t.limit, needs_host=r.needs_host, odd=bool(r.repeat) or r.pooling,
+        preempts=t.preempts, number=t.number, priority=t.priority, arrival=r.arrival, ids=r.id, chain=t.chain)
+    made = {name: getattr(s, name).copy() for name in columns}
+    for name, value in columns.items():
+        if name == "chain":
+            made[name][row : row + 1] = [value]
+        else:
+            made[name][row] = value
+    lanes = {name: getattr(s, name).copy() for name in ("nblk", "held", "first", "promise")}
+    where, ids = [], []
+    for g, (lane, spec) in enumerate(zip(s.lanes(row), c.groups, strict=True)):
+        lanes["promise"][lane] = promise[g]
+        if hit.tokens:
+            lanes["nblk"][lane], lanes["first"][lane] = hit.tokens // spec.block_tokens, hit.first[g]
+            lanes["held"][lane] = len(hit.blocks[g])
+            where += range(lane * c.width + hit.first[g], lane * c.width + hit.first[g] + len(hit.blocks[g]))
+            ids += hit.blocks[g]
+    pool, hosts, copies = s.pool, s.hosts, None
+    if ids:
+        pool = pool.hold(ids)
+    if t.host:
+        taken, pool = pool.take(len(t.host))
+        copies = Copies(taken, np.array([h for _, _, h in t.host], np.int32))
+        hosts = hosts.drop(copies.host)
+        where = [s.lanes(row)[g] * c.width + i for g, i, _ in t.host]
+        ids = taken.tolist()
+        for g, lane in enumerate(s.lanes(row)):
+            mine = [i for h, i, _ in t.host if h == g]
+            lanes["nblk"][lane] = -(-done // c.groups[g].block_tokens)
+            lanes["held"][lane], lanes["first"][lane] = len(mine), min(mine, default=int(lanes["nblk"][lane]))
+    table = s.table.set(np.array(where, np.intp), np.array(ids, np.int32)) if where else s.table
+    running = s.running if loading else np.append(s.running, np.intp(row))
+    ticket = attrs.evolve(t, row=row, place=ROW, entry=None, tokens=t.tokens[:0], host=())
+    s = evolve(s, tickets=s.tickets.set(r.id, ticket), tokens=s.tokens.put(row, t.tokens), pool=pool, hosts=hosts,
+               table=table, running=running, stops=wide, **made, **lanes)
+    return _counted(s, t, hit, done), copies
+
+
+def _counted(s: SchedState, t: Ticket, hit: hits.Hit, done: int) -> SchedState:
+    """Counters of an admission: what a preempted request finds of its own is no hit of the prefix cache."""
+    if t.preempts:
+        return evolve(s, recomputed=s.recomputed + max(0, t.computed - done), refound=s.refound + hit.tokens)
+    found = tuple(n + len(b) for n, b in zip(s.group_hits, hit.blocks, strict=True)) if hit.tokens else s.group_hits
+    looked = len(t.tokens) if s.config.prefix_cache else 0
+    return evolve(s, prompted=s.prompted + len(t.tokens), queried=s.queried + looked, hits=s.hits + hit.tokens,
+                  group_hits=found)

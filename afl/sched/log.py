@@ -1,7 +1,8 @@
 """The event log: everything that happened to a scheduler, one JSON line per step.
 
 Since the scheduler is a pure function of its events, the log replays to the same states.  Line 1 is a header with the
-format version, config and policy; each further line is the list of events of one `step` call.
+format version, config and policy; each further line is the list of events of one `step` call.  docs/scheduler.md
+describes the format.
 """
 
 import json
@@ -10,14 +11,17 @@ from pathlib import Path
 from typing import Any
 
 import attrs
+import numpy as np
 
 from afl.errors import BadInput
-from afl.sched.events import Aborted, Arrived, Event, Request, Sampled, Tick
+from afl.sched.config import SchedConfig
+from afl.sched.events import KINDS, Arrived, Event, Request
 from afl.sched.policy import Policy
-from afl.sched.state import SchedConfig, SchedState, init
+from afl.sched.state import SchedState, init
 from afl.sched.step import step
 
-VERSION = 1
+VERSION = 2
+_KINDS = {k.__name__.lower(): k for k in KINDS}
 
 
 class EventLog:
@@ -25,12 +29,12 @@ class EventLog:
 
     def __init__(self, path: str | Path, config: SchedConfig, policy: Policy) -> None:
         self._file = open(path, "w", encoding="utf-8")
-        header = {"afl_sched_log": VERSION, "config": attrs.asdict(config), "policy": json.loads(policy.to_json())}
+        header = {"afl_sched_log": VERSION, "config": config.record(), "policy": json.loads(policy.to_json())}
         self._file.write(json.dumps(header) + "\n")
 
     def write(self, events: Iterable[Event]) -> None:
         """Record the events of one `step` call; write them before the call, so that a crash is replayable."""
-        self._file.write(json.dumps([_encode(e) for e in events], separators=(",", ":")) + "\n")
+        self._file.write(json.dumps([encode(e) for e in events], separators=(",", ":")) + "\n")
 
     def close(self) -> None:
         """Flush and close the file."""
@@ -45,7 +49,7 @@ class EventLog:
 
 def read(path: str | Path) -> tuple[SchedConfig, Policy, Iterator[list[Event]]]:
     """Config, policy and the events of each step.  Raises `BadInput` if the file is not a log of this version."""
-    lines = Path(path).read_text(encoding="utf-8").splitlines()
+    lines = Path(path).read_text(encoding="utf-8", errors="replace").splitlines()
     try:
         header = json.loads(lines[0])
         version = header["afl_sched_log"]
@@ -54,19 +58,27 @@ def read(path: str | Path) -> tuple[SchedConfig, Policy, Iterator[list[Event]]]:
     if version != VERSION:
         raise BadInput(f"{path} is a scheduler event log of version {version}, this afl reads version {VERSION}")
     policy = Policy.from_json(json.dumps(header["policy"]))
-    return SchedConfig(**header["config"]), policy, ([_decode(e) for e in json.loads(line)] for line in lines[1:])
+    return SchedConfig.of(header["config"]), policy, _batches(path, lines[1:])
+
+
+def _batches(path: str | Path, lines: list[str]) -> Iterator[list[Event]]:
+    for n, line in enumerate(lines, 2):
+        try:
+            yield [decode(e) for e in json.loads(line)]
+        except (ValueError, TypeError, KeyError, IndexError) as e:
+            if n == len(lines) + 1 and isinstance(e, ValueError):
+                return                             # a crash cut the last line short
+            raise BadInput(f"{path}, line {n}: {e}; the line is not a list of events") from None
 
 
 def replay(path: str | Path, policy: Policy | str | None = None, steps: int | None = None) -> SchedState:
     """The state after the log's steps, or after the first `steps` of them.
 
     With another `policy` the log only supplies requests: results belong to plans that this policy would not make, so
-    that replay stops being exact at the first plan that differs and raises there.
+    that replay stops being exact at the first plan that differs and raises there; `afl.sched.whatif` goes on.
     """
-    from afl.sched.policies import get
-
     config, own, batches = read(path)
-    policy = own if policy is None else get(policy) if isinstance(policy, str) else policy
+    policy = own if policy is None else Policy.read(policy) if isinstance(policy, str) else policy
     s = init(config, policy)
     for i, events in enumerate(batches):
         if i == steps:
@@ -75,30 +87,31 @@ def replay(path: str | Path, policy: Policy | str | None = None, steps: int | No
     return s
 
 
+def encode(e: Event) -> list:
+    """An event as JSON values: its name, then its fields up to the last one that is not the default."""
+    kind = type(e)
+    values = [_plain(getattr(e, f.name)) for f in attrs.fields(kind)]
+    for f in reversed(attrs.fields(kind)):
+        if f.default is attrs.NOTHING or values[-1] != f.default:
+            break
+        values.pop()
+    return [kind.__name__.lower(), *values]
+
+
+def decode(record: list) -> Event:
+    """The event of a record."""
+    kind = _KINDS.get(record[0])
+    if kind is None:
+        raise ValueError(f"unknown event {record[0]!r:.60}")
+    values: Any = [Request(**record[1])] if kind is Arrived else record[1:]
+    return kind(*values)
+
+
 _DEFAULTS = {f.name: f.default for f in attrs.fields(Request) if f.default is not attrs.NOTHING}
 
 
-def _encode(e: Event) -> list:
-    match e:
-        case Arrived(r):
-            rest = {k: getattr(r, k) for k, v in _DEFAULTS.items() if getattr(r, k) != v}
-            return ["arrived", r.id, r.prompt.tolist(), r.max_tokens, rest]
-        case Sampled(n, tokens):
-            return ["sampled", n, tokens.tolist()]
-        case Aborted(id, reason):
-            return ["aborted", id, reason]
-        case Tick(now):
-            return ["tick", now]
-
-
-def _decode(e: list) -> Event:
-    match e:
-        case ["arrived", id, prompt, max_tokens, rest]:
-            return Arrived(Request(id, prompt, max_tokens, **rest))
-        case ["sampled", n, tokens]:
-            return Sampled(n, tokens)
-        case ["aborted", id, reason]:
-            return Aborted(id, reason)
-        case ["tick", now]:
-            return Tick(now)
-    raise BadInput(f"unknown event in the log: {e!r:.100}")
+def _plain(value: Any) -> Any:
+    if isinstance(value, Request):
+        fields = {f.name: getattr(value, f.name) for f in attrs.fields(Request)}
+        return {k: _plain(v) for k, v in fields.items() if k not in _DEFAULTS or v != _DEFAULTS[k]}
+    return value.tolist() if isinstance(value, np.ndarray) else value

@@ -6,8 +6,8 @@ from typing import Any
 import attrs
 import numpy as np
 
-REASONS = ("", "stop", "length", "abort", "error")
-NONE, STOP, LENGTH, ABORT, ERROR = range(5)
+REASONS = ("", "stop", "length", "abort", "error", "repetition", "expired")
+NONE, STOP, LENGTH, ABORT, ERROR, REPETITION, EXPIRED = range(7)
 
 
 _NONE: Any = ()

@@ -1,8 +1,8 @@
-"""The queue of waiting requests: a persistent heap of (key, number, id).
+"""A persistent heap of (key, number, id): the waiting requests, and the alarms of those that expire.
 
-A leftist heap of tuples: push and pop make O(log n) new nodes and share the rest.  Nothing is removed from the
-middle; an entry is live while `tickets` still holds its request as waiting, and dead entries are skipped at the top
-and swept when they outnumber the live ones.
+A leftist heap of tuples: push and pop make O(log n) new nodes and share the rest.  Nothing is removed from the middle:
+a request's ticket names the entry that counts, dead entries are skipped at the top and swept when they outnumber the
+live ones.
 """
 
 from collections.abc import Callable, Iterable
@@ -10,8 +10,7 @@ from typing import Any
 
 import attrs
 
-from afl.sched.events import Request
-from afl.sched.policy import Policy, bind
+from afl.sched.policy import Policy
 
 Entry = tuple[Any, int, str]                       # (key, arrival number, request id); the number makes it unique
 Node = tuple[int, Entry, Any, Any]                 # (rank, entry, left, right); None is empty
@@ -19,15 +18,14 @@ Node = tuple[int, Entry, Any, Any]                 # (rank, entry, left, right);
 
 @attrs.frozen(eq=False)
 class Queue:
-    """Waiting requests, smallest key first; `policy` made the keys."""
+    """Entries, smallest first; `policy` made the keys."""
 
     policy: Policy = Policy()
     node: Node | None = None
     size: int = 0                                  # entries, dead ones included
 
-    def push(self, request: Request, number: int) -> "Queue":
-        """The queue with one request more."""
-        entry = entry_of(self.policy, request, number)
+    def push(self, entry: Entry) -> "Queue":
+        """The queue with one entry more."""
         return Queue(self.policy, _merge((1, entry, None, None), self.node), self.size + 1)
 
     def head(self) -> Entry | None:
@@ -51,12 +49,6 @@ class Queue:
 
     def __reduce__(self) -> tuple:
         return build, (self.policy, self.entries())     # nested nodes are too deep for pickle
-
-
-def entry_of(policy: Policy, request: Request, number: int) -> Entry:
-    """Where `policy` places a request."""
-    bound = bind(policy)
-    return (bound.order(request, number, bound.params), number, request.id)
 
 
 def build(policy: Policy, entries: Iterable[Entry]) -> Queue:

@@ -2,23 +2,51 @@
 
 A plan in flight may still write into the blocks of a row that has ended or was preempted, and its result still names
 the row.  So such a row is `away` until every plan that holds it was observed (its fence).  A preempted row keeps
-taking its late tokens meanwhile and then goes back to the queue; an ended row's late tokens are dropped.
+taking its late tokens meanwhile and then goes back to the queue; an ended row's late tokens are dropped.  Blocks under
+a transfer outlive the row: they are pinned until the transfer has ended.
 """
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable, Mapping
 
 import attrs
 import numpy as np
 
+from afl.sched.naming import name_rows, named
+from afl.sched.plan import Copies
+from afl.sched.policy import bind
 from afl.sched.queue import swept
-from afl.sched.state import ENDED, FREE, LEAVING, RUNNING, SchedState, evolve, is_waiting
+from afl.sched.state import (
+    ENDED,
+    FREE,
+    GRAMMAR,
+    INPUT,
+    LEAVING,
+    LOADING,
+    QUEUED,
+    RUNNING,
+    SEALED,
+    SWAPPED,
+    Pin,
+    SchedState,
+    Ticket,
+    evolve,
+    is_waiting,
+)
+
+
+def enqueue(s: SchedState, t: Ticket) -> SchedState:
+    """The state with a request in the queue, where the policy places it."""
+    bound, id = bind(s.queue.policy), t.request.id
+    t = attrs.evolve(t, place=QUEUED, row=-1)
+    entry = (bound.order(s, t, bound.params), t.number, id)
+    return evolve(s, tickets=s.tickets.set(id, attrs.evolve(t, entry=entry)), queue=s.queue.push(entry))
 
 
 def leave(s: SchedState, rows: Iterable[int], status: int) -> SchedState:
     """Take `rows` out of `running` with a new status; those that no plan in flight holds are freed at once."""
     column, away = s.status.copy(), s.away
     for row in map(int, rows):
-        if column[row] == RUNNING:
+        if column[row] in (RUNNING, LOADING):
             away += ((fence_of(s, row), row),)
         column[row] = status
     running = s.running[column[s.running] == RUNNING]
@@ -36,38 +64,107 @@ def sweep(s: SchedState) -> SchedState:
     due = [row for fence, row in s.away if fence < oldest]
     if not due:
         return s
-    rows = np.array(due)
-    tickets, queue, again = s.tickets, s.queue, rows[s.status[rows] == LEAVING]
-    for row in again:
-        ticket = tickets[s.ids[row]]
-        tickets = tickets.set(s.ids[row], attrs.evolve(
-            ticket, row=-1, tokens=s.tokens[row].copy(), preempts=ticket.preempts + 1))
-        queue = queue.push(ticket.request, ticket.number)
-    table = s.table.array
-    blocks = np.concatenate([table[row, : s.nblk[row]][::-1] for row in rows])     # tail first: the head is reused last
-    status, nblk, ids = s.status.copy(), s.nblk.copy(), s.ids.copy()
-    status[rows], nblk[rows], ids[rows] = FREE, 0, None
-    width = int(s.nblk[rows].max())
+    rows = np.array(due, np.intp)
+    s = name_rows(s, rows)
+    blocks = np.concatenate([b for row in due for b in held_blocks(s, row)])
+    for row in rows[s.status[rows] == LEAVING].tolist():
+        s = _requeue(s, row)
+    n, w = s.config.max_seqs, s.config.width
+    lanes = (np.arange(len(s.config.groups))[:, None] * n + rows).ravel()
+    width = int(s.nblk[lanes].max())
+    places = (lanes[:, None] * w + np.arange(width)).ravel()
+    columns = {c: getattr(s, c).copy() for c in ("status", "ids", "chain", "fate", "nblk", "held", "first", "promise")}
+    columns["status"][rows], columns["ids"][rows], columns["chain"][rows], columns["fate"][rows] = FREE, None, None, 0
+    for c in ("nblk", "held", "first", "promise"):
+        columns[c][lanes] = 0
     return evolve(
-        s, recomputed=s.recomputed + int(s.sched[again].sum()), tickets=tickets, queue=queue, status=status,
-        nblk=nblk, ids=ids, pool=s.pool.give(blocks),
-        table=s.table.set(np.ix_(rows, np.arange(width)), 0), tokens=s.tokens.clear(rows),
-        away=tuple(a for a in s.away if a[0] >= oldest))
+        s, pool=s.pool.drop(blocks), table=s.table.set(places, 0), tokens=s.tokens.clear(rows),
+        away=tuple(a for a in s.away if a[0] >= oldest), **columns)
 
 
-def preempt(s: SchedState, rows: Iterable[int]) -> SchedState:
-    """Drop the computed tokens of `rows` and queue their requests again with all tokens known so far."""
-    rows = list(rows)
-    return leave(evolve(s, preemptions=s.preemptions + len(rows)), rows, LEAVING)
+def held_blocks(s: SchedState, row: int) -> list[np.ndarray]:
+    """Per group the blocks of a row, last one first: the head of a prefix is to be reused last."""
+    return [b[b > 0][::-1] for b in s.blocks_of(row)]
 
 
-def end(s: SchedState, ids: Iterable[str]) -> SchedState:
-    """Forget requests that have finished, wherever they are."""
-    tickets, rows = s.tickets, []
+def preempt(s: SchedState, fates: Mapping[int, int]) -> SchedState:
+    """Take rows out and queue their requests again with all tokens known so far; fates: row -> PREEMPTED or SWAPPED."""
+    fate = s.fate.copy()
+    for row, value in fates.items():
+        fate[row] = value
+    return leave(evolve(s, preemptions=s.preemptions + len(fates), fate=fate), fates, LEAVING)
+
+
+def end(s: SchedState, ids: Iterable[str], forget: bool = False) -> SchedState:
+    """Requests that have finished, wherever they are.  A session waits for input unless it is to be forgotten."""
+    rows, sessions = [], []
     for id in ids:
-        row = tickets[id].row
-        tickets = tickets.delete(id)
-        if row >= 0:
-            rows.append(row)
-    s = leave(evolve(s, tickets=tickets), rows, ENDED)
+        ticket = s.tickets[id]
+        if ticket.row >= 0:
+            rows.append(ticket.row)
+            s = _keep_for_transfers(s, ticket)
+        if ticket.place == GRAMMAR:
+            s = evolve(s, parked=(s.parked[0] - 1, s.parked[1]))
+        if ticket.place == INPUT:
+            s = evolve(s, parked=(s.parked[0], s.parked[1] - 1))
+        if ticket.request.session and not forget:
+            sessions.append((id, ticket))
+        else:
+            if ticket.row >= 0:
+                s = name_rows(s, np.array([ticket.row]))
+            s = evolve(s, tickets=s.tickets.delete(id), hosts=_without(s.hosts, ticket.host))
+    for id, ticket in sessions:
+        s = name_rows(s, np.array([ticket.row]))
+        chain = s.chain[ticket.row] if s.hashed[ticket.row] < SEALED else ()
+        ticket = attrs.evolve(ticket, place=INPUT, row=-1, tokens=s.tokens[ticket.row].copy(), entry=None,
+                              chain=chain, weights=s.weights if chain else -1)
+        s = evolve(s, tickets=s.tickets.set(id, ticket), parked=(s.parked[0], s.parked[1] + 1))
+    s = leave(s, rows, ENDED)
     return evolve(s, queue=swept(s.queue, s.waiting, lambda e: is_waiting(s, e)))
+
+
+def unpin(s: SchedState, id: str, reader: int | None) -> SchedState:
+    """A transfer of a request that is gone has ended (reader None), or one reader has its blocks."""
+    pin: Pin | None = s.pins.get(id)
+    if pin is None or (reader is None) != (pin.readers == 0):
+        return s
+    seen = pin.seen if reader is None else pin.seen | {reader}
+    if reader is not None and len(seen) < pin.readers:
+        return evolve(s, pins=s.pins.set(id, attrs.evolve(pin, seen=seen)))
+    return evolve(s, pool=s.pool.drop(pin.blocks), pins=s.pins.delete(id))
+
+
+def _keep_for_transfers(s: SchedState, t: Ticket) -> SchedState:
+    """Pin the blocks of a request that ends while others read or fill them."""
+    filling = s.status[t.row] == LOADING
+    if not filling and not t.request.readers:
+        return s
+    blocks = np.concatenate(held_blocks(s, t.row))
+    expires = float("inf") if filling else s.now + s.config.read_timeout
+    pin = Pin(blocks, 0 if filling else t.request.readers, expires=expires)
+    return evolve(s, pool=s.pool.hold(blocks), pins=s.pins.set(t.request.id, pin))
+
+
+def _requeue(s: SchedState, row: int) -> SchedState:
+    """Queue the request of a preempted row that no plan holds any more; a swapped one takes its content along."""
+    id = s.ids[row]
+    ticket: Ticket = s.tickets[id]
+    known, done = s.tokens[row].copy(), min(int(s.sched[row]), int(s.tokens.lengths[row]))
+    host: tuple[tuple[int, int, int], ...] = ()
+    if s.fate[row] == SWAPPED and done:
+        places = [(g, i, int(blocks[i])) for g, blocks in enumerate(s.blocks_of(row))
+                  for i in range(-(-done // s.config.groups[g].block_tokens)) if blocks[i]]
+        if len(places) <= s.hosts.free:
+            ids, hosts = s.hosts.take(len(places))
+            copies = Copies(np.array([p[2] for p in places], np.int32), ids)
+            host = tuple((g, i, h) for (g, i, _), h in zip(places, ids.tolist(), strict=True))
+            s = evolve(s, hosts=hosts, outgoing=(*s.outgoing, copies), swaps=s.swaps + 1)
+    chain = s.chain[row] if s.hashed[row] < SEALED else ()
+    ticket = attrs.evolve(
+        ticket, tokens=known, preempts=ticket.preempts + 1, computed=done, host=host, lost_remote=True,
+        chain=chain or (), weights=s.weights if chain else -1)
+    return enqueue(s, named(s, ticket))
+
+
+def _without(hosts, host: Collection[tuple[int, int, int]]):
+    return hosts.drop(np.array([h for _, _, h in host], np.int32)) if host else hosts

@@ -6,46 +6,33 @@ stored: it is derived from `inflight`, so any pipeline depth is right.
 """
 
 import hashlib
+from collections.abc import Mapping
 from typing import Any
 
 import attrs
 import numpy as np
 
-from afl.errors import ConfigError
+from afl.sched import notes as notes_
+from afl.sched.config import SchedConfig
 from afl.sched.events import Request
-from afl.sched.loops import add_pending, compiled
-from afl.sched.plan import Plan
+from afl.sched.loops import add_flying, add_pending, compiled
+from afl.sched.notes import Notes
+from afl.sched.plan import Copies, Load, Plan
 from afl.sched.policy import Policy
 from afl.sched.pool import BlockPool
-from afl.sched.queue import Queue
+from afl.sched.queue import Entry, Queue
 from afl.versioned import TokenLog, VArray, VDict
 
-FREE, RUNNING, LEAVING, ENDED = range(4)
-"""Row status: nobody's; in `running`; preempted, its last tokens still in flight; finished, ditto (tokens dropped)."""
+FREE, RUNNING, LOADING, LEAVING, ENDED = range(5)
+"""Row status: nobody's; in `running`; its blocks are being filled from elsewhere; preempted, its last tokens still in
+flight; finished, ditto (tokens dropped)."""
+STATUS = ("free", "running", "loading", "leaving", "ended")
 
-SKIPS = ("limit", "host", "budget", "fence", "preempted", "rows", "blocks")
-"""Why a request got nothing in a step: all its output is in flight; its grammar waits for its last token; no tokens
-left; blocks come back with a plan in flight; preempted; no row (head of the queue); no blocks (head of the queue)."""
+QUEUED, ROW, GRAMMAR, INPUT = range(4)
+"""Where a request is: in the queue; in a row; waiting for its grammar; a session that waits for input."""
 
-
-@attrs.frozen
-class SchedConfig:
-    """Sizes that never change while a scheduler lives.  `blocks` counts usable blocks; block 0 is extra."""
-
-    max_seqs: int
-    max_step_tokens: int
-    max_model_len: int
-    blocks: int
-    block_tokens: int
-
-    def __attrs_post_init__(self) -> None:
-        for f in attrs.fields(SchedConfig):
-            if getattr(self, f.name) < 1:
-                raise ConfigError(f"{f.name} must be at least 1, got {getattr(self, f.name)}")
-
-    def blocks_for(self, tokens: int) -> int:
-        """Blocks that hold `tokens` tokens."""
-        return -(-int(tokens) // self.block_tokens)
+SEALED = 1 << 30                  # in `hashed`: nothing of this row is to be found by others any more
+PREEMPTED, SWAPPED = 1, 2         # in `fate`: what a leaving row's blocks become
 
 
 @attrs.frozen(eq=False)
@@ -54,48 +41,95 @@ class Ticket:
 
     request: Request
     number: int                   # arrival number, from 1
-    tokens: np.ndarray            # int32, while it waits: prompt and the outputs of earlier runs
-    row: int = -1                 # -1 = waiting
+    tokens: np.ndarray            # int32, while it has no row: prompt and the outputs of earlier runs
+    floor: int                    # fewest total tokens at which a stop token may end it
+    limit: int                    # total tokens that end it
+    place: int = QUEUED
+    entry: Entry | None = None    # its entry in the queue; any other entry of it is dead
+    row: int = -1
     preempts: int = 0
+    computed: int = 0             # tokens that had been computed when it was preempted
+    priority: int = 0
+    chain: tuple[bytes, ...] = ()                  # names of its full blocks
+    weights: int = 0              # version of the weights that the names belong to
+    host: tuple[tuple[int, int, int], ...] = ()    # (group, index, host block) of its content after a swap
+    lost_remote: bool = False     # what was promised from elsewhere is not to be had again
+
+
+@attrs.frozen(eq=False)
+class Pin:
+    """Blocks of a request that is gone, kept for a transfer."""
+
+    blocks: np.ndarray            # int32, a holder each
+    readers: int                  # who must still say `Sent`; 0: an incoming transfer, ended by `Loaded`
+    seen: frozenset[int] = frozenset()
+    expires: float = float("inf")
 
 
 @attrs.frozen(eq=False, slots=False, repr=False)
 class SchedState:
-    """One moment of the scheduler.  n = max_seqs rows, w = blocks of the longest sequence."""
+    """One moment of the scheduler.  n = max_seqs rows, G cache groups, w = blocks of the longest sequence."""
 
     config: SchedConfig
     now: float
     step: int                     # number of the newest plan
     arrivals: int                 # number of the newest request
+    pause: str                    # "", "wait", "keep"
+    weights: int                  # version of the weights
     tickets: VDict                # id -> Ticket, every live request
     queue: Queue                  # those that wait
+    parked: tuple[int, int]       # requests that wait for their grammar, sessions that wait for input
+    alarms: Queue                 # (expires, number, id) of requests that expire
+    pins: VDict                   # id -> Pin
+    learned: Mapping[str, Any]    # per policy file: what it has made of the events so far
     running: np.ndarray           # intp rows in admission order
     away: tuple[tuple[int, int], ...]      # (fence, row): LEAVING and ENDED rows, free once plan `fence` was observed
     inflight: tuple[Plan, ...]    # handed out, result not yet seen; oldest first
     pool: BlockPool
-    table: VArray                 # int32 [n, w] block tables, 0 behind the last block
+    hosts: BlockPool              # blocks in host memory
+    outgoing: tuple[Copies, ...]  # copies to the host that the next plan carries
+    table: VArray                 # int32 [G * n * w] block tables, lane after lane; 0 where no block is held
     tokens: TokenLog              # what the host knows of each row: prompt and outputs
     # Change in every step.
     status: np.ndarray            # int8 [n]
-    sched: np.ndarray             # int32 [n] tokens handed out for computing, those in flight included
-    nblk: np.ndarray              # int32 [n] blocks held
+    sched: np.ndarray             # int32 [n] tokens handed out, those in flight included, drafts as if accepted
+    nblk: np.ndarray              # int32 [G * n] entries of the block table in use
+    held: np.ndarray              # int32 [G * n] those that are not 0
+    # Change now and then.
+    first: np.ndarray             # int32 [G * n] entries before it are given back
+    hashed: np.ndarray            # int32 [n] blocks of `unit` tokens that got their names
+    chain: np.ndarray             # object [n] names of the row's full blocks
+    fate: np.ndarray              # int8 [n] of leaving rows
     # Fixed while a request holds its row.
     ids: np.ndarray               # object [n]
     base: np.ndarray              # int32 [n] tokens known at admission
-    promise: np.ndarray           # int32 [n] blocks set aside at admission: the whole sequence then known
+    promise: np.ndarray           # int32 [G * n] blocks set aside until `base` tokens are computed
+    junction: np.ndarray          # int32 [n] where a state is worth keeping, 0 = nowhere
     floor: np.ndarray             # int32 [n] fewest total tokens at which a stop token may end the row
     limit: np.ndarray             # int32 [n] total tokens that end the row
     stops: np.ndarray             # int32 [n, s] token ids that end the row, -1 = none
     needs_host: np.ndarray        # bool [n]
+    odd: np.ndarray               # bool [n] ends by rules that are tried one by one: repetition, pooling
     preempts: np.ndarray          # int32 [n] times its request was preempted
     number: np.ndarray            # int64 [n] arrival number
     priority: np.ndarray          # int64 [n]
     arrival: np.ndarray           # float64 [n]
-    # Counters since the start.
+    # Of the last call of `schedule`, and counters since the start.
+    loads: tuple[Load, ...] = ()
+    notes: Notes = notes_.NOTHING
+    counts: Mapping[str, int] = attrs.field(factory=dict)          # notes by rule
     dropped: int = 0              # late results of finished rows
     preemptions: int = 0
-    recomputed: int = 0           # computed tokens given up by preemption
-    skips: tuple[int, ...] = (0,) * len(SKIPS)
+    swaps: int = 0
+    recomputed: int = 0           # tokens computed again after a preemption
+    refound: int = 0              # tokens of preempted requests that the prefix cache still had
+    queried: int = 0              # prompt tokens looked up in the prefix cache, first admissions only
+    hits: int = 0                 # those found
+    group_hits: tuple[int, ...] = ()               # blocks found, per group
+    prompted: int = 0             # prompt tokens of first admissions
+    loaded: int = 0               # tokens whose cache content came from elsewhere
+    drafted: int = 0              # draft tokens tried
+    accepted: int = 0             # and accepted
 
     @property
     def busy(self) -> bool:
@@ -104,9 +138,28 @@ class SchedState:
 
     @property
     def waiting(self) -> int:
-        """Number of waiting requests."""
-        rows = len(self.running) + sum(self.status[row] == LEAVING for _, row in self.away)
-        return len(self.tickets) - int(rows)
+        """Number of requests in the queue."""
+        rows = len(self.running) + sum(self.status[row] == LEAVING for _, row in self.away) + self.loading
+        return len(self.tickets) - int(rows) - sum(self.parked)
+
+    @property
+    def loading(self) -> int:
+        """Rows that wait for cache content from elsewhere."""
+        return int(np.count_nonzero(self.status == LOADING))
+
+    @property
+    def preempting(self) -> bool:
+        """A preempted row still has a plan in flight."""
+        return any(self.status[row] == LEAVING for _, row in self.away)
+
+    def lanes(self, row: int) -> list[int]:
+        """The row's place in columns per group."""
+        return [g * self.config.max_seqs + int(row) for g in range(len(self.config.groups))]
+
+    def blocks_of(self, row: int) -> list[np.ndarray]:
+        """Per group the row's block table, int32 [blocks], 0 where none is held; copies."""
+        table, w = self.table.array, self.config.width
+        return [table[lane * w : lane * w + self.nblk[lane]].copy() for lane in self.lanes(row)]
 
     def digest(self) -> str:
         """Hash of the whole meaning of this state; equal for equal histories."""
@@ -117,6 +170,10 @@ class SchedState:
         from afl.sched.frame import frame
 
         return frame(self)
+
+    def explain(self) -> list[str]:
+        """Why requests got nothing in the last step, one sentence each."""
+        return self.notes.lines()
 
     def __repr__(self) -> str:
         return (f"SchedState(step {self.step}, running {len(self.running)}, waiting {self.waiting}, in flight "
@@ -129,15 +186,17 @@ def init(config: SchedConfig, policy: Policy = Policy()) -> SchedState:  # noqa:
     >>> init(SchedConfig(4, 8, 32, 8, 4))
     SchedState(step 0, running 0, waiting 0, in flight 0, free blocks 8/8)
     """
-    n = config.max_seqs
-    int32, int64 = np.zeros(n, np.int32), np.zeros(n, np.int64)
+    n, lanes = config.max_seqs, config.max_seqs * len(config.groups)
+    int32, int64, wide = np.zeros(n, np.int32), np.zeros(n, np.int64), np.zeros(lanes, np.int32)
     return SchedState(
-        config=config, now=0.0, step=0, arrivals=0, tickets=VDict(), queue=Queue(policy),
-        running=np.zeros(0, np.intp), away=(), inflight=(), pool=BlockPool.of(config.blocks), tokens=TokenLog(n),
-        table=VArray(np.zeros((n, min(config.blocks, config.blocks_for(config.max_model_len))), np.int32)),
-        status=np.zeros(n, np.int8), sched=int32, nblk=int32, ids=np.full(n, None, object), base=int32, promise=int32,
-        floor=int32, limit=int32, stops=np.full((n, 1), -1, np.int32), needs_host=np.zeros(n, bool), preempts=int32,
-        number=int64, priority=int64, arrival=np.zeros(n),
+        config=config, now=0.0, step=0, arrivals=0, pause="", weights=0, tickets=VDict(), queue=Queue(policy),
+        parked=(0, 0), alarms=Queue(policy), pins=VDict(), learned={}, running=np.zeros(0, np.intp), away=(),
+        inflight=(), pool=BlockPool.of(config.blocks), hosts=BlockPool.of(config.host_blocks), outgoing=(),
+        tokens=TokenLog(n), table=VArray(np.zeros(lanes * config.width, np.int32)), status=np.zeros(n, np.int8),
+        sched=int32, nblk=wide, held=wide, first=wide, hashed=int32, chain=np.full(n, None, object),
+        fate=np.zeros(n, np.int8), ids=np.full(n, None, object), base=int32, promise=wide, junction=int32, floor=int32,
+        limit=int32, stops=np.full((n, 1), -1, np.int32), needs_host=np.zeros(n, bool), odd=np.zeros(n, bool),
+        preempts=int32, number=int64, priority=int64, arrival=np.zeros(n), group_hits=(0,) * len(config.groups),
     )
 
 
@@ -150,63 +209,49 @@ def evolve(s: SchedState, **changes: Any) -> SchedState:
 
 
 def pending(s: SchedState) -> np.ndarray:
-    """Tokens of each row that plans in flight will yield, int32 [n]."""
+    """The most tokens that plans in flight can yield, per row: int32 [n]."""
     out = np.zeros(s.config.max_seqs, np.int32)
     for plan in s.inflight:
-        compiled(add_pending)(plan.at, plan.emit, out)
+        compiled(add_pending)(plan.at, plan.emit, plan.drafts, out)
     return out
 
 
-def _content(s: SchedState) -> Any:
-    rows = np.flatnonzero(s.status)
-    columns = ("status", "sched", "nblk", "ids", "base", "promise", "floor", "limit", "needs_host", "preempts")
-    live = [(e, s.tickets[e[2]].tokens.tolist()) for e in s.queue.entries() if is_waiting(s, e)]
-    return (
-        attrs.astuple(s.config), s.now, s.step, s.arrivals, sorted((k, t.row, t.number) for k, t in s.tickets.items()),
-        live, s.running.tolist(), s.away, s.pool.ids().tolist(), s.table.array[rows].tolist(),
-        [s.tokens[r].tolist() for r in rows], [getattr(s, c)[rows].tolist() for c in columns],
-        [sorted(set(x) - {-1}) for x in s.stops[rows].tolist()],
-        [(p.step, *(getattr(p, c).tolist() for c in ("rows", "ids", "start", "grant", "emit", "blocks")))
-         for p in s.inflight],
-        s.dropped, s.preemptions, s.recomputed, s.skips,
-    )
+def flying(s: SchedState) -> np.ndarray:
+    """Tokens of each row in plans in flight: int32 [n]."""
+    out = np.zeros(s.config.max_seqs, np.int32)
+    for plan in s.inflight:
+        compiled(add_flying)(plan.at, plan.grant, out)
+    return out
 
 
-def is_waiting(s: SchedState, entry: Any) -> bool:
+def is_waiting(s: SchedState, entry: Entry) -> bool:
     """Whether a queue entry still stands for a waiting request."""
     ticket = s.tickets.get(entry[2])
-    return ticket is not None and ticket.number == entry[1] and ticket.row < 0
+    return ticket is not None and ticket.entry == entry
 
 
-def check(s: SchedState) -> None:
-    """Assert every invariant of a state (scheduler.md 1.12); for tests and debug mode."""
-    c, rows = s.config, np.flatnonzero(s.status)
-    away = {row for _, row in s.away}
-    assert set(s.running) == set(np.flatnonzero(s.status == RUNNING)), "running rows and their status"
-    assert away == set(np.flatnonzero(s.status >= LEAVING)) and len(s.away) == len(away), "rows away and their status"
-    assert len(s.running) <= c.max_seqs                                                                 # S1
-    assert len(np.unique(s.running)) == len(s.running)
-    # S2, S3: what was handed out reaches at most the last known or pending token.
-    pend, flying = pending(s), np.zeros(c.max_seqs, np.int64)
-    for plan in s.inflight:
-        assert plan.tokens <= c.max_step_tokens and (plan.grant >= 1).all()                             # S1
-        assert (plan.kv_len <= c.max_model_len - 1).all(), "a position that no token may take"          # S11
-        assert (s.status[plan.rows] != FREE).all(), "a row was freed while a plan in flight holds it"
-        flying[plan.rows] += plan.grant
-    live = rows[s.status[rows] != ENDED]           # an ended row's late tokens are dropped
-    assert (s.sched[live] <= (s.tokens.lengths + pend)[live]).all() and (flying[rows] <= s.sched[rows]).all()
-    # S4: every request is in one place.
-    at = {t.row: id for id, t in s.tickets.items() if t.row >= 0}
-    assert at == {int(r): s.ids[r] for r in rows if s.status[r] != ENDED}, "tickets and rows"
-    queued = [e[2] for e in s.queue.entries() if is_waiting(s, e)]
-    assert sorted(queued) == sorted(id for id, t in s.tickets.items() if t.row < 0), "tickets and queue"
-    assert len(queued) == s.waiting
-    # S10, K1: every block is free once, or held once.
-    held = [s.table.array[r, : s.nblk[r]] for r in rows]
-    assert sorted(np.concatenate([s.pool.ids(), *held]).tolist()) == list(range(1, c.blocks + 1)), "blocks"
-    assert all((s.table.array[r, s.nblk[r]:] == 0).all() for r in range(c.max_seqs)), "table behind the last block"
-    assert (s.nblk[live] * c.block_tokens >= s.sched[live]).all() and (s.nblk[s.status == FREE] == 0).all()
-    owed = np.maximum(s.promise - s.nblk, 0)[s.running].sum()
-    assert owed <= s.pool.free, f"{owed} blocks promised, {s.pool.free} free"
-    # S11: a row past its limit would have ended.
-    assert (s.tokens.lengths[live] < s.limit[live]).all() and (s.limit[rows] <= c.max_model_len).all()
+def _content(s: SchedState) -> Any:
+    rows: Any = np.flatnonzero(s.status)
+    lanes = [lane for r in rows for lane in s.lanes(r)]
+    columns = ("status", "sched", "ids", "base", "junction", "floor", "limit", "needs_host", "odd", "preempts",
+               "hashed", "chain", "fate", "number", "priority", "arrival")
+    tickets = sorted((k, t.row, t.number, t.place, t.entry, t.floor, t.limit, t.preempts, t.computed, t.priority,
+                      t.tokens.tolist(), t.chain, t.weights, t.host, t.lost_remote) for k, t in s.tickets.items())
+    pool = [(p.ids(), p.links.array[2 * p.size + 2 :].tolist(), p.names.array.tolist(), sorted(p.blocks.items()),
+             p.free, p.evictions) for p in (s.pool, s.hosts)]
+    names = ("rows", "ids", "start", "grant", "emit", "drafts")
+    return (
+        s.config, s.now, s.step, s.arrivals, s.pause, s.weights, tickets, s.parked,
+        [e for e in s.queue.entries() if is_waiting(s, e)],
+        sorted((k, p.blocks.tolist(), p.readers, sorted(p.seen), p.expires) for k, p in s.pins.items()),
+        sorted(s.learned.items()), s.running.tolist(), s.away, pool,
+        [(c.device.tolist(), c.host.tolist()) for c in s.outgoing],
+        [x.tolist() for r in rows for x in s.blocks_of(r)], [s.tokens[r].tolist() for r in rows],
+        [getattr(s, c)[rows].tolist() for c in columns],
+        [getattr(s, c)[lanes].tolist() for c in ("nblk", "held", "first", "promise")],
+        [sorted(set(x) - {-1}) for x in s.stops[rows].tolist()],
+        [(p.step, *(getattr(p, c).tolist() for c in names), [b.tolist() for b in p.blocks]) for p in s.inflight],
+        attrs.astuple(s.notes), sorted(s.counts.items()),
+        [getattr(s, c) for c in ("dropped", "preemptions", "swaps", "recomputed", "refound", "queried", "hits",
+                                 "group_hits", "prompted", "loaded", "drafted", "accepted")],
+    )

@@ -73,9 +73,9 @@ POLICY = '''
 from afl.sched.policies.registry import register
 
 
-def order(request, number, params):
+def order(s, ticket, params):
     """Prompt length, longest first."""
-    return (-len(request.prompt), number)
+    return (-len(ticket.tokens), ticket.number)
 
 
 register("longest", order=order)

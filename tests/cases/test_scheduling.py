@@ -22,7 +22,8 @@ def test_a05_a_prompt_beyond_the_pool_is_refused_with_numbers_and_others_run_on(
 
 @pytest.mark.parametrize("depth", [1, 2])
 def test_a08_a_resumed_request_prefills_prompt_and_outputs_before_it_samples(model, serve, depth):
-    engine, plans = model.engine(kv_blocks=7, block_tokens=4, max_seqs=2, max_step_tokens=4, depth=depth), []
+    sizes = dict(kv_blocks=7, block_tokens=4, max_seqs=2, max_step_tokens=4, prefix_cache=False)
+    engine, plans = model.engine(depth=depth, **sizes), []
     requests = {"old": ([5, 9, 2], {"max_tokens": 20}), "new": ([6, 1, 8], {"max_tokens": 20})}
     got = serve(engine, requests, plans)
     assert engine.sched.preemptions > 0

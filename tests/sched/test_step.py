@@ -19,7 +19,7 @@ def trace(blocks):
     plan = run.submit(*TRACE)
     while plan is not None:
         s = run.state
-        held = {s.ids[r]: int(s.nblk[r]) for r in s.running}
+        held = {s.ids[r]: int(s.held[r]) for r in s.running}
         lines.append((dict(zip(plan.ids, plan.grant.tolist(), strict=True)), held, s.pool.free))
         plan = run.step()
     expect_alone(run, TRACE)
@@ -232,7 +232,7 @@ def test_a_bad_request_is_refused_with_a_reason():
 
 
 def test_policy_is_data_and_unknown_names_are_told():
-    assert policies.names() == ["fcfs", "priority"]
+    assert {"fcfs", "priority"} <= set(policies.names())
     p = policies.get("priority", long_prefill_token_threshold=4)
     assert Policy.from_json(p.to_json()) == p
     with pytest.raises(ConfigError, match="did you mean 'priority'"):

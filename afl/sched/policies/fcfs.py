@@ -9,20 +9,25 @@ import numpy as np
 from afl.sched.policies.registry import register
 
 
-def order(request, number, params):
+def order(s, ticket, params):
     """Arrival order."""
-    return (number,)
+    return (ticket.number,)
 
 
-def victim(state, rows, params):
+def victim(s, rows, params):
     """The newest: the least work is lost on the requests that waited longest."""
     return rows[-1]
 
 
-def chunk(state, left, params):
+def action(s, row, params):
+    """Drop the blocks and compute them again."""
+    return "recompute"
+
+
+def chunk(s, start, left, granted, params):
     """At most `long_prefill_token_threshold` tokens."""
     cap = params["long_prefill_token_threshold"]
     return np.minimum(left, cap) if cap > 0 else left
 
 
-register("fcfs", order=order, victim=victim, chunk=chunk, params={"long_prefill_token_threshold": 0})
+register("fcfs", order=order, victim=victim, action=action, chunk=chunk, params={"long_prefill_token_threshold": 0})

@@ -5,14 +5,14 @@ import numpy as np
 from afl.sched.policies.registry import register
 
 
-def order(request, number, params):
+def order(s, ticket, params):
     """(priority, arrival time)."""
-    return (request.priority, request.arrival)
+    return (ticket.priority, ticket.request.arrival)
 
 
-def victim(state, rows, params):
+def victim(s, rows, params):
     """The least important; among equals the latest arrival."""
-    return rows[np.lexsort((state.number[rows], state.arrival[rows], state.priority[rows]))[-1]]
+    return rows[np.lexsort((s.number[rows], s.arrival[rows], s.priority[rows]))[-1]]
 
 
 register("priority", order=order, victim=victim)

@@ -1,4 +1,4 @@
-"""Finding policies by name: the files of this folder, imported on first use."""
+"""Finding policies by name: the files of this folder, imported on first use; and composing them."""
 
 import importlib
 import pkgutil
@@ -9,18 +9,38 @@ from typing import Any
 import attrs
 
 from afl.errors import ConfigError, unknown
-from afl.sched.policy import SLOTS, Policy
+from afl.sched.policy import SEVERAL, SINGLE, SLOTS, Policy, bind
 
 
 @attrs.frozen(eq=False)
 class PolicyFile:
-    """What one policy file provides; a slot that is None is filled by `fcfs`."""
+    """What one policy file provides; see `afl/sched/policy.py` for the slots."""
 
     name: str
     order: Callable | None = None
+    select: Callable | None = None
     victim: Callable | None = None
+    action: Callable | None = None
     chunk: Callable | None = None
+    admit: Callable | None = None
+    observe: Callable | None = None
+    rules: Callable | None = None
     params: Mapping[str, Any] = attrs.field(factory=dict)      # parameter name -> default
+    needs: tuple[str, ...] = ()   # of the driver: "clock" (Tick), "timing" (Timed), "peers" (Peers), "host" (memory)
+
+    @property
+    def slots(self) -> list[str]:
+        """The slots it can fill."""
+        return [s for s in SLOTS if getattr(self, s)]
+
+
+def needs(policy: Policy) -> frozenset[str]:
+    """What a policy asks of the driver: "clock", "timing", "peers", "host".
+
+    >>> sorted(needs(Policy()))
+    []
+    """
+    return frozenset(n for name in policy.files() for n in load(name).needs)
 
 
 _FILES: dict[str, PolicyFile] = {}
@@ -28,8 +48,12 @@ _FILES: dict[str, PolicyFile] = {}
 
 def register(name: str, **provides: Any) -> PolicyFile:
     """Called by a policy file: the slots it fills and its parameters with defaults."""
-    _FILES[name] = PolicyFile(name, **provides)
-    return _FILES[name]
+    file = PolicyFile(name, **provides)
+    for other in _FILES.values():
+        shared = set(other.params) & set(file.params)
+        assert other.name == name or not shared, f"policies {name} and {other.name} share parameters {shared}"
+    _FILES[name] = file
+    return file
 
 
 def names() -> list[str]:
@@ -47,16 +71,42 @@ def load(name: str) -> PolicyFile:
     return _FILES[name]
 
 
+def compose(*parts: str | Policy, **params: Any) -> Policy:
+    """The policy that has every slot of `parts` (names or policies); caps and gates of all of them apply.
+
+    Raises ConfigError if two parts fill the same single slot.
+
+    >>> p = compose("priority", "watermark", watermark=0.1)
+    >>> p.order, p.chunk, p.admit
+    ('priority', ('fcfs',), ('watermark',))
+    """
+    single: dict[str, str] = {}
+    several: dict[str, tuple[str, ...]] = {"chunk": ("fcfs",), "admit": ()}
+    values: dict[str, Any] = {}
+    for part in parts:
+        if isinstance(part, Policy):
+            found = {s: getattr(part, s) for s in SINGLE if getattr(part, s) != "fcfs"}
+            more = {s: getattr(part, s) for s in SEVERAL}
+            values |= dict(part.params)
+        else:
+            file = load(part)
+            found = {s: part for s in SINGLE if getattr(file, s) and part != "fcfs"}
+            more = {s: (part,) if getattr(file, s) else () for s in SEVERAL}
+        for slot, name in found.items():
+            if single.setdefault(slot, name) != name:
+                raise ConfigError(f"policies {single[slot]!r} and {name!r} both decide {slot}; choose one of them, or "
+                                  f"write a policy file in JSON that says which")
+        several = {s: tuple(dict.fromkeys(several[s] + more[s])) for s in SEVERAL}
+    slots: dict[str, Any] = {**single, **several}
+    policy = Policy(**slots, params=values | params)
+    bind(policy)
+    return policy
+
+
 def get(name: str, **params: Any) -> Policy:
     """The policy made of file `name`, with `params` set.
 
     >>> get("priority").order, get("priority").chunk
-    ('priority', 'fcfs')
+    ('priority', ('fcfs',))
     """
-    file = load(name)
-    slots = {s: name if getattr(file, s) else "fcfs" for s in SLOTS}
-    known = {**load("fcfs").params, **file.params}
-    for p in params:
-        if p not in known:
-            raise ConfigError(unknown("policy parameter", p, known))
-    return Policy(**slots, params=params)
+    return compose(name, **params)

@@ -93,8 +93,9 @@ def _paged_attention_splitfuse_v2(
                 lens, table)
         require(lens.device.type == "cpu", "lengths must lie on the host", lens)
     counts, kept, most = seq_len.tolist(), context_lens.tolist(), table.shape[1] * size
-    require(all(0 <= q <= n <= most for q, n in zip(counts, kept, strict=True)), "a request has no more new tokens than "
-            f"context_lens, and no more of those than the {most} that a row of block_table holds", counts, kept)
+    sound = all(0 <= q <= n <= most for q, n in zip(counts, kept, strict=True))
+    require(sound, f"lengths must be 0 <= seq_len <= context_lens <= {most}, what a row of block_table holds", counts,
+            kept)
     require(sum(counts) <= t, "seq_len must not count more tokens than query has", counts, query)
     starts = [0]
     for q in counts:

@@ -2,7 +2,6 @@
 
 import torch
 
-from afl.layout import plain
 from afl.ops.emu.product import multiply
 from afl.ops.emu.register import emulate, require
 
@@ -18,5 +17,5 @@ def _linear(input, weight, bias=None):
     if bias is not None:
         require(bias.shape == weight.shape[:1], "bias must have one number per row of weight", bias, weight)
         require(bias.dtype == input.dtype, "bias must have input's dtype", bias, input)
-    y = multiply(input, plain(weight))
+    y = multiply(input, weight)
     return (y if bias is None else y.add_(bias)).to(input.dtype)

@@ -112,21 +112,23 @@ def recount(slot, fixed, home, held, count, mean, z, price, left, risk, r, part,
             if slot[q, k] >= 0:
                 holder[slot[q, k], n[slot[q, k]]] = q
                 n[slot[q, k]] += 1
+    order = np.argsort(-mean, kind="mergesort")         # ties go to the hotter expert, not to the smaller number
     least, rank, at, expert = risk[r] * (1 - 1e-9), -1, -1, -1
     for q in range(ranks):
         for k in range(size):
             g = slot[q, k]
             if g < 0 or fixed[q, k] or count[g] < 2:
                 continue
-            for e in range(experts):
+            for i in range(experts):
+                e = order[i]
                 if held[q, e] or not (q == r or held[r, e]):
                     continue
                 new = (not home[q, e]) - (not home[q, g])
                 if new > left:
                     continue
                 worst = price * new
-                for i in range(n[e] + n[g]):
-                    h = holder[e, i] if i < n[e] else holder[g, i - n[e]]
+                for j in range(n[e] + n[g]):
+                    h = holder[e, j] if j < n[e] else holder[g, j - n[e]]
                     x = -1.0 / (count[e] + 1) if held[h, e] else 0.0            # change of h's part of e's replica
                     y = 1.0 / (count[g] - 1) if held[h, g] else 0.0
                     if h == q:

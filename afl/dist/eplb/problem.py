@@ -27,18 +27,20 @@ def sizes(now: np.ndarray) -> np.ndarray:
     return (now >= 0).sum(1)
 
 
-def settle(held: np.ndarray, now: np.ndarray) -> np.ndarray:
+def settle(held: np.ndarray, now: np.ndarray, order: np.ndarray | None = None) -> np.ndarray:
     """int32 [ranks, slots per rank] with the experts of `held` bool [ranks, experts].
 
-    An expert that was on the rank keeps its slot; the others fill the remaining slots, ascending.  Holes stay.
+    An expert that was on the rank keeps its slot; the others fill the remaining slots in `order`, a permutation of the
+    experts (ascending if None).  Holes stay.
     """
+    order = np.arange(held.shape[1]) if order is None else order
     out = np.full(now.shape, -1, np.int32)
     for r, row in enumerate(now):
         stay = (row >= 0) & held[r, row]
         out[r, stay] = row[stay]
         new = held[r].copy()
         new[row[stay]] = False
-        out[r, (row >= 0) & ~stay] = np.flatnonzero(new)
+        out[r, (row >= 0) & ~stay] = order[new[order]]
     return out
 
 

@@ -19,6 +19,7 @@ from afl.dist.eplb.problem import held_of, relabel, require, settle
 from afl.dist.eplb.values import LoadWindow, Params, Placement, Topology
 
 FINE = 1e-3             # the search goes on until the peak risk is this near to the average
+MOST_WITH_RISK = 2048   # experts; above, the mean alone counts (covariances would take experts ** 2 numbers)
 STEPS = 8               # searches of a layer, each from the result of the one before
 ERRORS = 2.0            # standard errors by which a new placement must win
 
@@ -26,6 +27,8 @@ ERRORS = 2.0            # standard errors by which a new placement must win
 def rebalance(load: LoadWindow, now: Placement, topology: Topology, params: Params) -> Placement:
     """The placement after the moves that are worth it; most layers of a steady load stay as they are."""
     require(load, now, topology, params)
+    if not load.total.any():
+        return now
     rows, width = blocks(load)
     ahead = max(round(params.horizon_steps / width), 1)
     price = price_of_move(now, topology, params)
@@ -36,7 +39,7 @@ def rebalance(load: LoadWindow, now: Placement, topology: Topology, params: Para
     for layer in range(now.layers):
         x = np.ascontiguousarray(rows[:, layer])
         if x.any():
-            out[layer] = plan_layer(x, out[layer], fixed[layer], ahead, price, params)
+            out[layer] = plan_layer(grid(x / x.mean()), out[layer], fixed[layer], ahead, price, params)
     return Placement(out.reshape(now.layers, -1), now.ranks)
 
 
@@ -51,17 +54,19 @@ def price_of_move(now: Placement, topology: Topology, params: Params) -> float:
 
 def plan_layer(x: np.ndarray, now: np.ndarray, fixed: np.ndarray, ahead: int, price: float,
                params: Params) -> np.ndarray:
-    """int32 [ranks, slots per rank]: the new slots of a layer with block rates x [blocks, experts], or `now`.
+    """int32 [ranks, slots per rank]: the new slots of a layer, or `now`; x [blocks, experts], 1 = the average.
 
     Steps are taken until none is worth it, so that planning again with the same loads changes nothing.
     """
     _, (mean, error) = choose(x, ahead, params.forecaster)
+    mean, error = grid(mean), grid(error)
     fast = detrended(x)
-    cov = np.zeros((len(mean), len(mean)))
-    if params.z > 0:
+    z = params.z if len(mean) <= MOST_WITH_RISK else 0.0
+    cov = np.zeros((len(mean), len(mean)) if z > 0 else (0, 0))
+    if z > 0:
         compiled(covariance)(fast, cov)
         cov[np.arange(len(mean)), np.arange(len(mean))] += (mean * error) ** 2
-    coming = Coming(mean, cov, scenarios(fast, mean, error))
+    coming = Coming(mean, cov, z, scenarios(fast, mean, error))
     left = int(params.max_move_frac * (now >= 0).sum())
     for _ in range(STEPS):
         new = step(coming, now, fixed, price, left, params)
@@ -74,13 +79,13 @@ def plan_layer(x: np.ndarray, now: np.ndarray, fixed: np.ndarray, ahead: int, pr
 
 def step(coming: "Coming", now: np.ndarray, fixed: np.ndarray, price: float, budget: int, params: Params) -> np.ndarray:
     """The slots after the better of two searches, with and without new replica numbers; `now` if it is not worth it."""
-    mean, cov, z = coming.mean, coming.cov, params.z
+    mean, cov, z = coming.mean, coming.cov, coming.z
     home = held_of(now, len(mean))
     count = home.sum(0)
     start = Search(now, home, count, mean, cov, z)
     if start.peak() <= 1 + params.tol:
         return now
-    weight = mean + z * np.sqrt(np.diag(cov))
+    weight = mean + z * np.sqrt(np.diag(cov)) if z > 0 else mean
     target = compiled(replicate)(weight, int(count.sum()) - len(mean), len(now))[-1]
     best, value = start, start.peak()
     for counts in (count, target) if (count != target).any() else (count,):
@@ -98,11 +103,17 @@ def step(coming: "Coming", now: np.ndarray, fixed: np.ndarray, price: float, bud
 
 def keep_names(best: "Search", now: np.ndarray, fixed: np.ndarray) -> np.ndarray:
     """int32 [ranks, slots per rank]: the found placement, with its ranks renamed where that saves moves."""
+    held = best.held
     if not fixed.any():
-        renamed = relabel(best.held, now)
-        if (renamed & best.home).sum() > (best.held & best.home).sum():
-            return settle(renamed, now)
-    return best.slot.astype(np.int32)
+        renamed = relabel(held, now)
+        if (renamed & best.home).sum() > (held & best.home).sum():
+            held = renamed
+    return settle(held, now, np.argsort(-best.mean, kind="stable"))
+
+
+def grid(x: np.ndarray) -> np.ndarray:
+    """x of about 1, to nine digits: rounding errors must not depend on the unit of loads or the order of experts."""
+    return np.rint(x * 2.0**30) / 2.0**30
 
 
 def detrended(x: np.ndarray) -> np.ndarray:
@@ -134,7 +145,8 @@ class Coming(NamedTuple):
     """What is expected of a layer's loads."""
 
     mean: np.ndarray            # float64 [experts]
-    cov: np.ndarray             # float64 [experts, experts]
+    cov: np.ndarray             # float64 [experts, experts]; [0, 0] without risk
+    z: float
     rows: np.ndarray            # float64 [scenarios, experts]
 
 

@@ -19,11 +19,11 @@ ENOUGH = {False: 0.85, True: 0.9}       # average over peak above which a layer 
 def rebalance(load: LoadWindow, now: Placement, topology: Topology, params: Params) -> Placement:
     """The placement of least risk; layers that are balanced well enough over the samples stay as they are."""
     require(load, now, topology, params)
-    rows = load.samples() + 1.0                                             # smoothing
-    out = now.by_rank.copy()
     if not load.total.any():
         return now
-    for layer in range(load.layers):
+    rows = load.samples() + 1.0                                             # smoothing
+    out = now.by_rank.copy()
+    for layer in np.flatnonzero(load.total.any(1)):
         size = sizes(out[layer])
         x = np.ascontiguousarray(rows[:, layer])
         held = held_of(out[layer], load.experts)

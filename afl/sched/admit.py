@@ -52,9 +52,10 @@ def admit(s: SchedState, policy: Bound, budget: int, spare: int, granted: tuple)
         hit = _hit(s, ticket)
         loading = _to_load(s, ticket, hit)
         promise, blocks = _cost(s, ticket, hit)
-        left = len(ticket.tokens) - hit.tokens
-        n = 0 if loading else _chunk(s, policy, hit.tokens, left, budget, granted)
-        looked = Candidate(s, ticket, hit.tokens, n, blocks, spare, running, granted)
+        done = hit.tokens or (ticket.computed if ticket.host else 0)
+        left = len(ticket.tokens) - done
+        n = 0 if loading else _chunk(s, policy, done, left, budget, granted)
+        looked = Candidate(s, ticket, done, n, blocks, spare, running, granted)
         objection = next((v for gate in policy.admit if (v := gate(looked, policy.params)) is not None), None)
         if objection is not None:
             notes.append((id, objection.rule, objection.a, objection.b))
@@ -72,7 +73,7 @@ def admit(s: SchedState, policy: Bound, budget: int, spare: int, granted: tuple)
         row = free.pop()
         s = evolve(s, queue=s.queue.pop())
         spare, running = spare - blocks, running + 1
-        s, copies = _fill(s, row, ticket, hit, promise, loading)
+        s, copies = _fill(s, row, ticket, hit, done, promise, loading)
         if loading:
             s = _reserve(s, row, loading)
             loads.append(Load(id, row, hit.tokens, loading, tuple(s.blocks_of(row))))
@@ -178,7 +179,7 @@ def _reserve(s: SchedState, row: int, tokens: int) -> SchedState:
 
 
 def _fill(
-    s: SchedState, row: int, t: Ticket, hit: hits.Hit, promise: tuple[int, ...], loading: int,
+    s: SchedState, row: int, t: Ticket, hit: hits.Hit, done: int, promise: tuple[int, ...], loading: int,
 ) -> tuple[SchedState, Copies | None]:
     """Write the columns that describe the request in `row`, with the blocks of its hit or of its stay in the host."""
     r, c, known = t.request, s.config, len(t.tokens)
@@ -189,7 +190,6 @@ def _fill(
     wide = wide.copy()
     wide[row] = -1
     wide[row, : len(stops)] = stops
-    done = hit.tokens or (t.computed if t.host else 0)
     columns = dict(
         status=LOADING if loading else RUNNING, sched=done, hashed=hit.tokens // c.unit,
         junction=hit.junction // c.align * c.align if c.align else 0, fate=0,

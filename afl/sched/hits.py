@@ -38,7 +38,7 @@ def longest(
         at = seen.get((g, i))
         if at is None:
             at = known.get(key(chain[(i + 1) * groups[g].block_tokens // unit - 1], g), 0)
-            seen[g, i] = at = 0 if at and groups[g].kind == "recurrent" and born[at] == step else at
+            seen[g, i] = at = 0 if at and groups[g].kind == "recurrent" and born[at] == step + 1 else at
         return at
 
     length, before, best = min(cap, len(chain) * unit), -1, 0

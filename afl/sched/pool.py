@@ -21,7 +21,7 @@ NEXT, PREV, REFS, BORN = range(4)                  # parts of `links`
 @attrs.frozen(eq=False)
 class BlockPool:
     """Blocks 1..size.  links: int32 [4 * (size + 1)]: next and previous free block, holders,
-    step of naming (0: none).
+    step of naming + 1 (0: none).
     """
 
     links: VArray
@@ -83,7 +83,7 @@ class BlockPool:
         at = np.array(ids, np.intp)
         values = np.empty(len(ids), object)
         values[:] = keys
-        return attrs.evolve(self, links=self.links.set(at + BORN * (self.size + 1), step),
+        return attrs.evolve(self, links=self.links.set(at + BORN * (self.size + 1), step + 1),
                             names=self.names.set(at, values), blocks=blocks)
 
     def forget(self, ids: Iterable[int] | None = None) -> "BlockPool":

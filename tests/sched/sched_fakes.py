@@ -81,7 +81,8 @@ class Device:
             assert plan.kv_len[i] < c.max_model_len
             prefix = self.prefix(plan, i, start) + tokens
             for _ in range(int(plan.drafts[i])):        # proposals: right now and then
-                guess = next_token(prefix, c.groups) if self.rng.random() < self.luck else int(self.rng.integers(VOCAB))
+                wrong = 0 if self.rng.random() < self.luck else 1 + int(self.rng.integers(VOCAB - 1))
+                guess = (next_token(prefix, c.groups) + wrong) % VOCAB
                 prefix.append(guess)
                 tokens.append(guess)
             work.append((i, row, start, tokens, real))
@@ -168,7 +169,7 @@ class Run:
         self.device = Device(self.state.config, luck)
         self.flight, self.tokens, self.finish, self.plans = deque(), {}, {}, []
         self.refused, self.log, self.steps, self.loads = {}, log, 0, []
-        self.emitted_since_preempt = {}
+        self.emitted_since_preempt, self.sessions = {}, set()
 
     def step(self, *events):
         """One engine iteration: collect the oldest result if the pipe is full, plan, run."""
@@ -184,11 +185,14 @@ class Run:
         if self.log:
             self.log.write(events)
         before = {id: t.preempts for id, t in self.state.tickets.items()}
+        self.sessions |= {e.request.id for e in events if isinstance(e, Arrived) and e.request.session}
         self.state, plan, outputs = step(self.state, events, self.policy)
         self.steps += 1
         check(self.state)
         for id, token, finish in outputs.rows():
-            assert id not in self.finish or self.state.tickets.get(id) is not None or finish == "abort", "late token"
+            if id in self.finish and id in self.sessions:
+                del self.finish[id]
+            assert id not in self.finish, "something after the finish"
             if token >= 0:
                 self.tokens.setdefault(id, []).append(token)
                 self.emitted_since_preempt[id] = True

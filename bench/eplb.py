@@ -8,12 +8,8 @@ two sizes, cut to 16 layers, without the verdicts on time.  --json prints the fi
 
 import argparse
 import json
-import os
 import statistics
 import time
-
-for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS"):      # process time counts every thread
-    os.environ.setdefault(name, "1")
 
 import attrs
 
@@ -65,7 +61,8 @@ def measure(size: str, trace: str, seed: int, layers: int | None) -> dict[str, d
                          metrics.moves(now, new), seconds))
             now = new
         out[label] = {
-            "par": float((rows[0][0].mean() + rows[1][0].mean()) / 2), "worst_par": float(max(r[0].max() for r in rows)),
+            "par": float((rows[0][0].mean() + rows[1][0].mean()) / 2),
+            "worst_par": float(max(r[0].max() for r in rows)),
             "step_par": float((rows[0][1].mean() + rows[1][1].mean()) / 2),
             "moves_1": rows[0][2], "moves_2": rows[1][2], "seconds_1": rows[0][3], "seconds_2": rows[1][3],
         }
@@ -137,7 +134,8 @@ def main() -> None:
             for p in runs[0]:
                 r = t[size, n, p] = summary([run[p] for run in runs])
                 print(f"{size:8} {n:10} {p:8} {r['par']:7.4f} {r['worst_par']:7.4f} {r['step_par']:7.4f} "
-                      f"{r['moves_1']:8.0f} {r['moves_2']:8.0f} {r['seconds_1']:6.2f} {r['seconds_2']:6.2f}", flush=True)
+                      f"{r['moves_1']:8.0f} {r['moves_2']:8.0f} {r['seconds_1']:6.2f} {r['seconds_2']:6.2f}",
+                      flush=True)
     if not o.quick:
         for (size, n, p, k), value in REFERENCE.items():
             if size in sizes:

@@ -15,6 +15,7 @@ from afl.sched.naming import name_rows, named
 from afl.sched.notes import NOTHING, Notes
 from afl.sched.plan import Copies, Load
 from afl.sched.policy import Bound, Candidate
+from afl.sched.rows import enqueue
 from afl.sched.state import FREE, LOADING, ROW, RUNNING, SchedState, Ticket, evolve
 
 LOOK = 64
@@ -61,7 +62,7 @@ def admit(s: SchedState, policy: Bound, budget: int, spare: int, granted: tuple)
             notes.append((id, objection.rule, objection.a, objection.b))
             if objection.stop or len(past) == LOOK:
                 break
-            past.append(s.queue.head())
+            past.append(ticket)
             s = evolve(s, queue=s.queue.pop())
             continue
         if n < 1 and not loading:
@@ -88,8 +89,8 @@ def admit(s: SchedState, policy: Bound, budget: int, spare: int, granted: tuple)
         start.append(first)
         granted = (*granted, (first, n))
         budget -= n
-    for entry in past:
-        s = evolve(s, queue=s.queue.push(entry))
+    for ticket in past:                            # with a fresh key: the reason may change its place
+        s = enqueue(s, ticket)
     return s, Admitted(tuple(rows), tuple(grant), tuple(start), tuple(loads), tuple(back), Notes.of(notes))
 
 

@@ -108,7 +108,7 @@ class Policy:
 
 @attrs.frozen(eq=False)
 class Verdict:
-    """An objection to admitting a request.  stop: nobody behind it is looked at either."""
+    """An objection to admitting a request.  stop: nobody behind it is looked at; else it is queued with a fresh key."""
 
     rule: str
     a: Any = 0

@@ -36,7 +36,7 @@ def features(plan: Plan) -> tuple[float, float, float]:
 
 
 def fit(samples: Iterable[tuple[Sequence[float], float]]) -> Quad:
-    """Non-negative least squares over (features, ms); scaled, so that large squares do not drown the rest.
+    """Non-negative least squares of relative errors over (features, ms); noise grows with what is measured.
 
     >>> true = Quad(2e-6, 0.02, 3.0)
     >>> rows = [((n * (n + 2 * L), n, 1.0), true.ms(L, n) + true.c) for n in (64, 512, 2048) for L in (0, 4096)]
@@ -44,9 +44,10 @@ def fit(samples: Iterable[tuple[Sequence[float], float]]) -> Quad:
     True
     """
     rows = list(samples)
-    x, y = np.array([f for f, _ in rows], np.float64), np.array([t for _, t in rows], np.float64)
+    ms = np.maximum(np.array([t for _, t in rows], np.float64), 1e-9)
+    x = np.array([f for f, _ in rows], np.float64) / ms[:, None]
     scale = np.maximum(np.abs(x).max(0), 1e-300)
-    return Quad(*(_nnls(x / scale, y) / scale).tolist())
+    return Quad(*(_nnls(x / scale, np.ones(len(ms))) / scale).tolist())
 
 
 def solve(quad: Quad, start: float, ms: float) -> float:

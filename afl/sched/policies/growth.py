@@ -1,0 +1,57 @@
+"""Admit only what can grow: simulate the blocks of all that runs plus the candidate for some steps ahead.
+
+A request grows a token per step until it is expected to end.  Usage changes only where a request enters a new block or
+ends, so only those steps are looked at.
+
+growth_steps     how far ahead to look
+expected_output  tokens that a request is expected to yield, as a share of its max_tokens
+"""
+
+import numpy as np
+
+from afl.sched import notes
+from afl.sched.policies.registry import register
+from afl.sched.policy import Verdict
+
+notes.TEXT["growth"] = "with it the requests would need {a} blocks within the horizon, there are {b}"
+
+
+def admit(c, params):
+    """Object if blocks would run out within the horizon."""
+    s, rows = c.s, c.s.running
+    if not c.running:
+        return None
+    length = np.append(s.tokens.lengths[rows], len(c.ticket.tokens)).astype(np.int64)
+    limit = np.append(s.limit[rows], c.ticket.limit).astype(np.int64)
+    prompt = np.append(s.floor[rows], c.ticket.floor).astype(np.int64)          # min_tokens count as prompt
+    total = np.minimum(prompt + np.ceil((limit - prompt) * params["expected_output"]).astype(np.int64), limit)
+    need = peak(length, np.maximum(total - length, 1), params["growth_steps"], s.config.block_tokens)
+    need -= shared(c)
+    if need > s.config.blocks:
+        return Verdict("growth", need, s.config.blocks)
+
+
+def peak(length, left, horizon, block):
+    """Most blocks in use over steps 0..horizon: row i has length[i] + t tokens at step t <= left[i], none afterwards.
+
+    >>> import numpy as np
+    >>> peak(np.array([60, 64]), np.array([10, 20]), 100, 16)
+    10
+    """
+    steps = {0, horizon}
+    for n, r in zip(length.tolist(), left.tolist(), strict=True):
+        first = (-n) % block + 1
+        steps.update(range(first, min(r, horizon) + 1, block))
+        steps.add(min(r, horizon))
+    at = np.array(sorted(t for t in steps if t <= horizon))
+    blocks = -(-(length[:, None] + at) // block) * (left[:, None] >= at)
+    return int(blocks.sum(0).max())
+
+
+def shared(c):
+    """Blocks that several running requests hold, counted once too often."""
+    refs = c.s.pool.part(2)
+    return int((refs[refs > 1] - 1).sum())
+
+
+register("growth", admit=admit, params={"growth_steps": 256, "expected_output": 1.0})

@@ -27,7 +27,7 @@ class VDict(Mapping):
 
     def __init__(self, items: Any = ()) -> None:
         self._dict: Any = dict(items)
-        self._undo: Any = None                         # (key, value here or _GONE) when not the root
+        self._undo: Any = None                         # {key: value here or _GONE} when not the root
         self._newer: Any = None                        # the version made from this one
         self._size = len(self._dict)
 
@@ -38,6 +38,17 @@ class VDict(Mapping):
     def delete(self, key: Any) -> "VDict":
         """The version without `key`; an absent key is fine."""
         return self._step(key, _GONE)
+
+    def update(self, changes: Mapping) -> "VDict":
+        """The version with all of `changes` bound, for the price of one.
+
+        >>> VDict({"x": 1}).update({"x": 2, "y": 3}).get("y")
+        3
+        """
+        d = self._root()
+        undo = {key: d.get(key, _GONE) for key in changes}
+        d.update(changes)
+        return self._moved(d, undo)
 
     def get(self, key: Any, default: Any = None) -> Any:
         return self._root().get(key, default)
@@ -65,11 +76,13 @@ class VDict(Mapping):
         old = d.get(key, _GONE)
         if value is old:
             return self
-        new = VDict.__new__(VDict)
-        new._dict, new._undo, new._newer = d, None, None
         _put(d, key, value)
-        new._size = len(d)
-        self._dict, self._undo, self._newer = None, (key, old), new
+        return self._moved(d, {key: old})
+
+    def _moved(self, d: dict, undo: dict) -> "VDict":
+        new = VDict.__new__(VDict)
+        new._dict, new._undo, new._newer, new._size = d, None, None, len(d)
+        self._dict, self._undo, self._newer = None, undo, new
         return new
 
     def _root(self) -> dict:
@@ -83,9 +96,9 @@ class VDict(Mapping):
             v = v._newer
         for u in reversed(chain):
             d = v._dict
-            key, value = u._undo
-            v._undo = (key, d.get(key, _GONE))
-            _put(d, key, value)
+            v._undo = {key: d.get(key, _GONE) for key in u._undo}
+            for key, value in u._undo.items():
+                _put(d, key, value)
             v._dict, v._newer = None, u
             u._dict, u._undo, u._newer = d, None, None
             v = u

@@ -31,6 +31,8 @@ def longest(
     chain: names of the sequence's blocks of `unit` tokens.  step: the plan being made; a state (recurrent group) that
     this plan itself writes cannot be read by it.
     """
+    if len(groups) == 1 and groups[0].kind == "full" and groups[0].block_tokens == unit:
+        return _longest_full(pool, groups[0].block_tokens, chain, cap)
     born, known, seen = pool.part(BORN), pool.blocks, {}
 
     def block(g: int, i: int) -> int:
@@ -54,6 +56,17 @@ def longest(
     held = tuple(
         tuple(block(g, i) for i in range(first[g], length // spec.block_tokens)) for g, spec in enumerate(groups))
     return Hit(length, first, held, best if best > length else 0)
+
+
+def _longest_full(pool: BlockPool, size: int, chain: Sequence[bytes], cap: int) -> Hit:
+    """The same for the one group that most models have: walk the chain once."""
+    known, blocks = pool.blocks.get, []
+    for name in chain[: cap // size]:
+        block = known(name)
+        if block is None:
+            break
+        blocks.append(block)
+    return Hit(len(blocks) * size, (0,), (tuple(blocks),)) if blocks else Hit()
 
 
 def _longest_of(spec: GroupSpec, limit: int, block: Callable[[int], int]) -> int:

@@ -69,6 +69,10 @@ def _pairs(s: SchedState, row: int, chain: tuple[bytes, ...], start: int, stop: 
     """
     unit, w, base, sched = s.config.unit, s.config.width, int(s.base[row]), int(s.sched[row])
     table = s.table.array
+    if len(s.config.groups) == 1 and s.config.groups[0].kind == "full":
+        blocks = table[row * w + start : row * w + stop].tolist()
+        yield from zip(blocks, chain[start:stop], strict=True)
+        return
     for g, (spec, lane) in enumerate(zip(s.config.groups, s.lanes(row), strict=True)):
         size = spec.block_tokens
         each = size // unit

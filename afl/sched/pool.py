@@ -72,19 +72,19 @@ class BlockPool:
 
     def name(self, pairs: Iterable[tuple[int, bytes]], step: int) -> "BlockPool":
         """Give held blocks their names as of plan `step`; names that are in use, and blocks that have one, stay."""
-        blocks, ids, keys, named = self.blocks, [], [], self.names.array
+        known, named, new = self.blocks.get, self.names.array, {}
+        taken: set[int] = set()
         for block, key in pairs:
-            if key not in blocks and named[block] is None:
-                blocks = blocks.set(key, block)
-                ids.append(block)
-                keys.append(key)
-        if not ids:
+            if known(key) is None and key not in new and block not in taken and named[block] is None:
+                new[key] = block
+                taken.add(block)
+        if not new:
             return self
-        at = np.array(ids, np.intp)
-        values = np.empty(len(ids), object)
-        values[:] = keys
+        at = np.fromiter(new.values(), np.intp, len(new))
+        values = np.empty(len(new), object)
+        values[:] = list(new)
         return attrs.evolve(self, links=self.links.set(at + BORN * (self.size + 1), step + 1),
-                            names=self.names.set(at, values), blocks=blocks)
+                            names=self.names.set(at, values), blocks=self.blocks.update(new))
 
     def forget(self, ids: Iterable[int] | None = None) -> "BlockPool":
         """Take the names of `ids` away, of all blocks by default: their content is not to be found any more."""

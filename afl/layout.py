@@ -50,6 +50,34 @@ class Layout:
         return made
 
 
+@attrs.frozen
+class As:
+    """A layout whose tensors have this dtype, whatever is asked for."""
+
+    layout: Layout
+    dtype: torch.dtype
+
+    @property
+    def name(self) -> str:
+        return self.layout.name
+
+    @property
+    def put(self) -> Callable[[Tensor, Tensor, int], None]:
+        return self.layout.put
+
+    def empty(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+        return self.layout.empty(shape, self.dtype)
+
+    def types(self, shape: tuple[int, ...], dtype: torch.dtype) -> TensorType:
+        return self.layout.types(shape, self.dtype)
+
+    def nbytes(self, shape: tuple[int, ...], dtype: torch.dtype) -> int:
+        return self.layout.nbytes(shape, self.dtype)
+
+    def to(self, x: Tensor) -> Tensor:
+        return self.layout.to(x.to(self.dtype))
+
+
 _LAYOUTS: dict[str, Layout] = {}
 
 
@@ -79,6 +107,13 @@ def plain(x: Any) -> Any:
     if fmt == "nd":
         return x
     return _of_fmt(fmt).back(x)
+
+
+def stored_bytes(x: Any) -> int:
+    """Bytes that a tensor takes, or that one of this type would take, padding included."""
+    if isinstance(x, TensorType):
+        return next(made for made in _LAYOUTS.values() if made.fmt == x.fmt).nbytes(x.shape, x.dtype)
+    return x.untyped_storage().nbytes() if hasattr(x, "afl_fmt") else x.nbytes
 
 
 def copy(x: Tensor) -> Tensor:

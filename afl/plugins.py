@@ -39,7 +39,7 @@ def load_plugins() -> dict[str, str]:
 @functools.cache
 def load_ops() -> None:
     """Import every op, cache kind, kernel family and chip of this package, then the plugins."""
-    for package in ("afl.dist", "afl.ops", "afl.ops.caches", "afl.ops.kernels", "afl.ops.chips"):
+    for package in ("afl.dist", "afl.ops", "afl.ops.caches", "afl.ops.quant", "afl.ops.kernels", "afl.ops.chips"):
         for name in _modules(package):
             importlib.import_module(name)
     load_plugins()

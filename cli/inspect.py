@@ -11,7 +11,19 @@ from afl.config import EngineConfig
 from afl.errors import ConfigError, unknown
 
 from .early import engine_config
-from .run import DEFAULT_MODEL, BlockTokens, Chip, Dtype, Json, KvBlocks, MaxModelLen, MaxSeqs, MaxStepTokens, Model
+from .run import (
+    DEFAULT_MODEL,
+    BlockTokens,
+    Chip,
+    Dtype,
+    Json,
+    KvBlocks,
+    MaxModelLen,
+    MaxSeqs,
+    MaxStepTokens,
+    Model,
+    Weights,
+)
 from .terminal import busy, write
 
 HELP = """Look at a model without reading its weights.
@@ -69,7 +81,8 @@ def _rewritten(model: Any, phase: str, rows: int, tokens: int) -> Any:
 
 
 def graph(
-    model: Model = DEFAULT_MODEL, chip: Chip = _E.chip, dtype: Dtype = _E.dtype, rows: Rows = 4,
+    model: Model = DEFAULT_MODEL, chip: Chip = _E.chip, dtype: Dtype = _E.dtype, weights: Weights = _E.weights,
+    rows: Rows = 4,
     phase: Phases = Phase.decode,
     tokens: Annotated[int, typer.Option(
         "--tokens", min=0, max=1 << 20, help="Tokens of a prefill step; 0: 16 per row.")] = 0,
@@ -89,7 +102,7 @@ def graph(
     """
     if program and format is not Format.text:
         raise ConfigError("--program is Python text; use --rewritten for the same graph as dot or html")
-    m = _outline(model, {"chip": chip, "dtype": dtype}).model
+    m = _outline(model, {"chip": chip, "dtype": dtype, "weights": weights}).model
     if program:
         write(_program(m, phase, rows, tokens).source)
         return
@@ -101,7 +114,8 @@ def graph(
 
 
 def kernels(
-    model: Model = DEFAULT_MODEL, chip: Chip = _E.chip, dtype: Dtype = _E.dtype, rows: Rows = 4,
+    model: Model = DEFAULT_MODEL, chip: Chip = _E.chip, dtype: Dtype = _E.dtype, weights: Weights = _E.weights,
+    rows: Rows = 4,
     op: Annotated[str | None, typer.Option("--op", help="Only this op.", show_default=False)] = None,
     rewritten: Annotated[bool, typer.Option(
         "--rewritten/--as-written", help="After the chip's fusions, as it runs.")] = True,
@@ -114,7 +128,7 @@ def kernels(
       afl inspect kernels
       afl inspect kernels --op paged_attention --phase prefill
     """
-    m = _outline(model, {"chip": chip, "dtype": dtype}).model
+    m = _outline(model, {"chip": chip, "dtype": dtype, "weights": weights}).model
     from afl.ir.kernel import explain
 
     # a chip that lacks a kernel cannot be planned, and still is to be explained
@@ -138,7 +152,7 @@ def kernels(
 
 
 def memory(
-    model: Model = DEFAULT_MODEL, chip: Chip = _E.chip, dtype: Dtype = _E.dtype,
+    model: Model = DEFAULT_MODEL, chip: Chip = _E.chip, dtype: Dtype = _E.dtype, weights: Weights = _E.weights,
     max_model_len: MaxModelLen = _E.max_model_len, max_seqs: MaxSeqs = _E.max_seqs,
     max_step_tokens: MaxStepTokens = _E.max_step_tokens, kv_blocks: KvBlocks = _E.kv_blocks,
     block_tokens: BlockTokens = _E.block_tokens, json: Json = False,
@@ -150,7 +164,7 @@ def memory(
       afl inspect memory
       afl inspect memory --max-seqs 8 --max-model-len 4096 --dtype bfloat16
     """
-    options = dict(chip=chip, dtype=dtype, max_model_len=max_model_len, max_seqs=max_seqs,
+    options = dict(chip=chip, dtype=dtype, weights=weights, max_model_len=max_model_len, max_seqs=max_seqs,
                    max_step_tokens=max_step_tokens, kv_blocks=kv_blocks, block_tokens=block_tokens)
     m = _outline(model, options).model
     from afl.config import available_memory
@@ -185,7 +199,7 @@ def memory(
 
 
 def show_model(
-    model: Model = DEFAULT_MODEL, chip: Chip = _E.chip, dtype: Dtype = _E.dtype,
+    model: Model = DEFAULT_MODEL, chip: Chip = _E.chip, dtype: Dtype = _E.dtype, weights: Weights = _E.weights,
     tensors: Annotated[bool, typer.Option(
         "--tensors", help="List every tensor of the checkpoint and what it fills.")] = False,
     json: Json = False,
@@ -197,7 +211,7 @@ def show_model(
       afl inspect model
       afl inspect model --model ./my-checkpoint --tensors
     """
-    found = _outline(model, {"chip": chip, "dtype": dtype})
+    found = _outline(model, {"chip": chip, "dtype": dtype, "weights": weights})
     from afl import tree
     from afl.run.load import describe
 

@@ -29,12 +29,16 @@ import torch
 from afl.errors import AflError, TypeRuleError
 from afl.types import HostInts, HostIntsType, TensorType, Type
 
-__all__ = ["ANY", "BOOL", "FLOAT", "FLOAT32", "HALF", "INT", "INT32", "Index", "Op", "T", "op", "registered"]
+__all__ = [
+    "ANY", "BOOL", "FLOAT", "FLOAT32", "HALF", "INT", "INT32", "INT8", "UINT8", "Index", "Op", "T", "op", "registered",
+]
 
 FLOAT = frozenset({torch.float32, torch.float16, torch.bfloat16, torch.float64})
 FLOAT32 = frozenset({torch.float32})
 HALF = frozenset({torch.float16, torch.bfloat16})
 INT32 = frozenset({torch.int32})
+INT8 = frozenset({torch.int8})
+UINT8 = frozenset({torch.uint8})
 INT = frozenset({torch.int32, torch.int64})
 BOOL = frozenset({torch.bool})
 ANY = None

@@ -59,6 +59,11 @@ class Checkpoint:
         """Hand one tensor to `put(rows, first row)`, in chunks of rows; `dtype` is what it will be stored in."""
         tensors.read_into(self.store, name, dtype, put)
 
+    def raw_into(self, name: str, put: Callable[[torch.Tensor, int], object]) -> None:
+        """Hand the rows of one tensor as the file holds them, uint8 [n, row bytes], to `put(rows, first row)`."""
+        for start, stop in tensors.chunks(self.tensors[name].shape):
+            put(self.store.raw_rows(name, start, stop), start)  # type: ignore[attr-defined]
+
     def __repr__(self) -> str:
         arch = ", ".join(self.config["architectures"])
         return f"Checkpoint({arch}, {len(self.tensors)} tensors, {self.path})"

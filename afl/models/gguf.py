@@ -46,10 +46,14 @@ class GgufFile:
     blobs: Mapping[str, Blob]
     data: np.ndarray = attrs.field(repr=False)      # the whole file, mapped
 
+    def raw(self, name: str, index: "slice | np.ndarray") -> np.ndarray:
+        """The chosen rows along the first dimension as bytes [rows, row_bytes]."""
+        blob = self.blobs[name]
+        return self.data[blob.offset : blob.offset + blob.row_bytes * blob.shape[0]].reshape(blob.shape[0], -1)[index]
+
     def rows(self, name: str, index: "slice | np.ndarray") -> torch.Tensor:
         """The chosen rows along the first dimension, dequantised to float32 (F16 and BF16 stay as they are)."""
-        blob = self.blobs[name]
-        raw = self.data[blob.offset : blob.offset + blob.row_bytes * blob.shape[0]].reshape(blob.shape[0], -1)[index]
+        blob, raw = self.blobs[name], self.raw(name, index)
         return dequantise(raw, blob.kind).reshape(raw.shape[0], *blob.shape[1:])
 
 
@@ -212,3 +216,8 @@ class GgufStore:
     def rows(self, name: str, start: int, stop: int) -> torch.Tensor:
         index = self.order[name][start:stop] if name in self.order else slice(start, stop)
         return self.file.rows(self.names[name], index)
+
+    def raw_rows(self, name: str, start: int, stop: int) -> torch.Tensor:
+        """Rows [start, stop) as the file's bytes, uint8 [rows, row bytes]; a copy."""
+        index = self.order[name][start:stop] if name in self.order else slice(start, stop)
+        return torch.from_numpy(self.file.raw(self.names[name], index).copy())

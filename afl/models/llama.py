@@ -17,8 +17,8 @@ from afl.models.rope_config import Rope, rope_of
 from afl.models.spec import ModelDef, ParamSpec, register
 from afl.ops.act import swiglu
 from afl.ops.caches.paged_kv import PagedKV, PagedKVSpec, attend, write
-from afl.ops.embed import embed, last_rows
-from afl.ops.linear import Dense, logits, project
+from afl.ops.embed import last_rows, lookup
+from afl.ops.linear import Dense, project, score
 from afl.ops.norm import add_rms_norm, rms_norm
 from afl.ops.rope import rope, rope_angles, split_qkv
 from afl.tree import evolve, struct
@@ -129,7 +129,7 @@ def mlp(p: Layer, x: Any) -> Any:
 def step(p: Params, state: ModelState, batch: Batch, *, c: Config) -> tuple[ModelState, Any]:
     """(state', logits f32[r, v]) of the last token of each row."""
     cos, sin = rope_angles(batch.position, inv_freq=c.rope.inv_freq, scale=c.rope.scale)
-    r = embed(batch.token, p.embed)                                               # [t d]
+    r = lookup(p.embed, batch.token, p.norm.dtype)                                # [t d]
     x, new = None, []
     for layer, cache in zip(p.layers, state.caches, strict=True):
         if x is None:
@@ -141,7 +141,7 @@ def step(p: Params, state: ModelState, batch: Batch, *, c: Config) -> tuple[Mode
         x = mlp(layer, y)
         new.append(cache)
     y, _ = add_rms_norm(last_rows(x, batch.q_start), last_rows(r, batch.q_start), p.norm, eps=c.eps)
-    return evolve(state, caches=tuple(new)), logits(y, p.embed if p.head is None else p.head)
+    return evolve(state, caches=tuple(new)), score(p.embed if p.head is None else p.head, y)
 
 
 register(ModelDef("LlamaForCausalLM", config, params, caches, step, ignore={

@@ -15,13 +15,14 @@ import torch
 
 from afl import tree
 from afl.errors import CheckpointError, violations
-from afl.layout import ND, Layout
+from afl.layout import ND
 from afl.models.checkpoint import Checkpoint
 from afl.models.spec import ParamSpec
 from afl.models.tensors import TensorInfo, same
+from afl.ops.quant.scheme import Store
 from afl.types import DTYPES
 
-LayoutOf = Callable[[str], Layout]                                      # role of a parameter -> how it is stored
+LayoutOf = Callable[[str], Any]     # role of a parameter -> its Layout, or the Store of a scheme
 Progress = Callable[[int, int], None]                                   # (bytes done, bytes in all)
 
 EMBED, HEAD = "model.embed_tokens.weight", "lm_head.weight"
@@ -122,7 +123,7 @@ def load_params(
         made, kind = layout_of(spec.role), _dtype(spec, dtype)
         dest = made.empty(spec.shape, kind)
         for p in todo[path]:
-            checkpoint.read_into(p.source, kind, _put(made, dest, p))
+            _fill(checkpoint, made, dest, kind, p)
             done += math.prod(checkpoint.tensors[p.source].shape) * kind.itemsize
             if progress is not None:
                 progress(done, total)
@@ -150,13 +151,20 @@ def tied_head(
     return False, f"the config ties output head and embedding, but {head} differs from {embed}; the file's head is used"
 
 
-def _put(made: Layout, dest: torch.Tensor, piece: Piece) -> Callable[[torch.Tensor, int], None]:
-    """What writes chunks of rows of a piece into its slice of the parameter."""
-    if piece.cat == 0 or piece.size is None:
-        return lambda rows, row: made.put(dest, rows, piece.start + row)
-    assert made.fmt == "nd", f"{piece.param} is filled by columns, which layout {made.name!r} cannot"
-    part = dest.narrow(piece.cat, piece.start, piece.size)
-    return lambda rows, row: ND.put(part, rows, row)
+def _fill(checkpoint: Checkpoint, made: Any, dest: Any, dtype: torch.dtype, piece: Piece) -> None:
+    """Write a piece into its slice of the parameter, chunk by chunk.
+
+    A scheme that keeps the file's own numbers takes them as they are; see `afl/ops/quant/scheme.py`.
+    """
+    info = checkpoint.tensors[piece.source]
+    if isinstance(made, Store) and info.stored in made.scheme.taken:
+        checkpoint.raw_into(piece.source, lambda raw, row: made.put_taken(dest, info.stored, raw, piece.start + row))
+    elif piece.cat == 0 or piece.size is None:
+        checkpoint.read_into(piece.source, dtype, lambda rows, row: made.put(dest, rows, piece.start + row))
+    else:
+        assert made is ND or made.fmt == "nd", f"{piece.param} is filled by columns, which {made.name!r} cannot"
+        part = dest.narrow(piece.cat, piece.start, piece.size)
+        checkpoint.read_into(piece.source, dtype, lambda rows, row: ND.put(part, rows, row))
 
 
 def random_params(spec_tree: Any, seed: int, dtype: torch.dtype, layout_of: LayoutOf = lambda role: ND) -> Any:

@@ -1,17 +1,26 @@
 """From token ids to hidden states, and from hidden states to the rows that are sampled."""
 
+from functools import singledispatch
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from afl.ir.op import FLOAT, INT32, Index, T, op
+from afl.ops.basic import cast
 
 
 @op
 def embed(token: T[Tensor, "t", INT32, Index("v")], w: T[Tensor, "v d", FLOAT]) -> T[Tensor, "t d", "w"]:
     """Rows of the embedding matrix: w[token]."""
     return w[token.long()]
+
+
+@singledispatch
+def lookup(w: Any, token: Any, dtype: torch.dtype) -> Any:
+    """Rows of an embedding matrix in any form, [t, d] in `dtype`."""
+    rows = embed(token, w)
+    return rows if rows.dtype == dtype else cast(rows, dtype=dtype)
 
 
 @op

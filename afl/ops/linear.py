@@ -35,28 +35,27 @@ def _(x: Any, w: Any) -> Any:
 
 @struct
 class Dense:
-    """A plain weight [o, i] with an optional bias [o]."""
+    """A weight [o, i], plain or in the struct of a scheme, with an optional bias [o]."""
 
     w: Tensor
     bias: Tensor | None = None
 
 
 @singledispatch
-def _project(weight: Any, x: Any) -> Any:
-    raise TypeError(f"no linear implementation for a weight of type {type(weight).__name__}")
+def times(w: Any, x: Any, bias: Any) -> Any:
+    """x [t, i] @ w.T + bias for a weight in any form: [t, o].  Schemes register here and with `score` and `lookup`."""
+    return linear(x, w, bias)
 
 
-def project(x: Any, weight: Any) -> Any:
-    """x [t, i] through a weight struct: [t, o].  Other schemes register with `project_with`."""
-    return _project(weight, x)
+@singledispatch
+def score(w: Any, x: Any) -> Any:
+    """Logits f32[r, v] of hidden states x [r, d] for an output head in any form."""
+    return logits(x, w)
 
 
-project_with = _project.register
-
-
-@project_with(Dense)
-def _(weight: Dense, x: Any) -> Any:
-    return linear(x, weight.w, weight.bias)
+def project(x: Any, weight: Dense) -> Any:
+    """x [t, i] through a linear layer: [t, o]."""
+    return times(weight.w, x, weight.bias)
 
 
 @linear.cases

@@ -12,7 +12,6 @@ from afl import tree
 from afl.chip import DTYPE_ALIASES, Chip
 from afl.config import EngineConfig
 from afl.errors import AflError, ConfigError
-from afl.layout import Layout, layout
 from afl.models.checkpoint import Checkpoint, open_checkpoint
 from afl.models.locate import locate
 from afl.models.weights import LoadPlan, load_params, plan_load, random_params, tied_head
@@ -20,7 +19,8 @@ from afl.plugins import chip as chip_named
 from afl.plugins import model as model_named
 from afl.run.chat import Text
 from afl.run.model import Model
-from afl.types import DTYPES, TensorType
+from afl.run.precision import stores
+from afl.types import DTYPES
 
 DEFAULT_MODEL = "smollm2"
 Progress = Callable[[int, int], None]  # (bytes done, bytes in all)
@@ -46,7 +46,7 @@ class Outline:
             self.specs,
             self.checkpoint,
             dtype=m.dtype,
-            layout_of=layout_of(m.chip),
+            layout_of=stores(m.chip, m.config.weights, m.dtype),
             ignore=m.definition.ignore,
             progress=progress,
         )
@@ -66,9 +66,10 @@ def outline(model: str | Path = DEFAULT_MODEL, config: EngineConfig | None = Non
     specs = definition.params(c)
     plan = plan_load(specs, checkpoint.tensors, definition.ignore)
 
-    def type_of(spec: Any) -> TensorType:
-        fmt = layout_of(chip)(spec.role).fmt_of(spec.shape)
-        return TensorType(spec.shape, dtype if spec.dtype is None else DTYPES[spec.dtype], fmt)
+    stored = stores(chip, config.weights, dtype)
+
+    def type_of(spec: Any) -> Any:
+        return stored(spec.role).types(spec.shape, dtype if spec.dtype is None else DTYPES[spec.dtype])
 
     text = Text.of(checkpoint) if checkpoint.tokenizer_json is not None else None
     eos_ids = checkpoint.eos_ids if text is None else text.tokenizer.eos_ids
@@ -100,12 +101,8 @@ def random_model(architecture: str, settings: Mapping[str, Any], *, seed: int = 
     definition = model_named(architecture)
     c = definition.config(settings)
     dtype = choose_dtype(config.dtype, chip)
-    return Model(definition, c, random_params(definition.params(c), seed, dtype, layout_of(chip)), chip, dtype, config)
-
-
-def layout_of(chip: Chip) -> Callable[[str], Layout]:
-    """The chip's layout for the role of a parameter."""
-    return lambda role: layout(chip.layouts.get(role, "nd"))
+    params = random_params(definition.params(c), seed, dtype, stores(chip, config.weights, dtype))
+    return Model(definition, c, params, chip, dtype, config)
 
 
 def choose_dtype(wish: str, chip: Chip) -> torch.dtype:
@@ -156,7 +153,8 @@ def describe(model: Model) -> dict[str, Any]:
         "architecture": model.definition.name,
         "chip": model.chip.name,
         "dtype": str(model.dtype).removeprefix("torch."),
-        "parameters": model.param_bytes // model.dtype.itemsize,
+        "weights": model.config.weights,
+        "parameters": model.parameters,
         "param_bytes": model.param_bytes,
         **c,
     }

@@ -1,5 +1,6 @@
 """A loaded model as a value: definition, config, parameters and text layer.  The functional API of notebooks."""
 
+import math
 from collections.abc import Iterator, Sequence
 from functools import cached_property
 from typing import Any
@@ -14,7 +15,7 @@ from afl.errors import ConfigError
 from afl.ir.graph import Graph
 from afl.ir.kernel import Choice, explain
 from afl.ir.trace import Eager, current, trace, using
-from afl.layout import zeros
+from afl.layout import stored_bytes, zeros
 from afl.models.batch import Batch, ModelState
 from afl.models.spec import ModelDef
 from afl.types import HostIntsType, TensorType
@@ -128,11 +129,15 @@ class Model:
     @property
     def param_bytes(self) -> int:
         """Bytes of the parameters."""
-        return tree.size_of(self.params)
+        return sum(map(stored_bytes, tree.leaves(self.params)))
+
+    @property
+    def parameters(self) -> int:
+        """Number of parameters, however they are held."""
+        return sum(math.prod(s.shape) for s in tree.leaves(self.definition.params(self.c)))
 
     def __repr__(self) -> str:
-        n = sum(x.numel() for x in tree.leaves(self.params))
         return (
-            f"Model({self.definition.name}, {n / 1e6:.1f} M parameters, {len(self.caches)} layers, "
+            f"Model({self.definition.name}, {self.parameters / 1e6:.1f} M parameters, {len(self.caches)} layers, "
             f"{str(self.dtype).removeprefix('torch.')}, chip {self.chip.name})"
         )

@@ -12,7 +12,7 @@ from typer.core import TyperCommand, TyperGroup
 from afl.config import unknown_variables
 from afl.errors import AflError
 
-from . import chips, eplb, inspect, run
+from . import chips, eplb, inspect, replay, run
 from .terminal import say
 
 HELP = """Large language models on CPUs and Ascend NPUs.
@@ -111,6 +111,7 @@ def _command(group: typer.Typer, name: str, function: Any) -> None:
 
 
 _command(app, "run", run.run)
+_command(app, "replay", replay.replay)
 look = typer.Typer(help=inspect.HELP, no_args_is_help=True, rich_markup_mode=None)
 app.add_typer(look, name="inspect")
 for _name, _function in inspect.COMMANDS.items():

@@ -28,7 +28,7 @@ class EventLog:
     """Writes a log; a context manager."""
 
     def __init__(self, path: str | Path, config: SchedConfig, policy: Policy) -> None:
-        self._file = open(path, "w", encoding="utf-8")
+        self._file = open(path, "w", encoding="utf-8", buffering=1)     # a line is on its way when its step begins
         header = {"afl_sched_log": VERSION, "config": config.record(), "policy": json.loads(policy.to_json())}
         self._file.write(json.dumps(header) + "\n")
 

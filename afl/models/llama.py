@@ -102,8 +102,8 @@ def params(c: Config) -> Params:
         gate_up=dense(c.d, {"gate": c.f, "up": c.f}, at + "mlp.*_proj", ("ffn", None), c.mlp_bias),
         down=dense(c.f, {"down": c.d}, at + "mlp.*_proj", (None, "ffn"), c.mlp_bias),
     )
-    role = "head.weight" if c.tied else "embed.weight"
-    table = ParamSpec((c.v, c.d), role, ("model.embed_tokens.weight",), ("vocab", None))
+    # also when it serves as head: rows are looked up in it, which fewer layouts allow
+    table = ParamSpec((c.v, c.d), "embed.weight", ("model.embed_tokens.weight",), ("vocab", None))
     head = None if c.tied else ParamSpec((c.v, c.d), "head.weight", ("lm_head.weight",), ("vocab", None))
     return Params(table, repeat(layer, c.layers), gamma(c.d, "model.norm"), head)  # type: ignore[arg-type]
 

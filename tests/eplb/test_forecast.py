@@ -95,6 +95,9 @@ def test_blocks_are_the_latest_whole_ones_in_equal_groups():
     rows, steps = blocks(LoadWindow.of(x, capacity=150, block_steps=40))     # three whole ones, ten steps left over
     assert rows.shape == (3, 2, 3) and steps == 40
     np.testing.assert_allclose(rows[-1], x[80:120].mean(0))
+    rows, steps = blocks(LoadWindow.of(x[:130], capacity=150))              # 43 groups of three, the first is left out
+    assert rows.shape == (43, 2, 3) and steps == 3
+    np.testing.assert_allclose(rows[[0, -1]], [x[1:4].mean(0), x[127:130].mean(0)])
     rows, steps = blocks(LoadWindow.of(x[:7], block_steps=40))
     assert rows.shape == (1, 2, 3)
 

@@ -3,7 +3,11 @@
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
 from rng import Rng
+
+settings.register_profile("afl", deadline=None)     # the first example may compile a loop
+settings.load_profile("afl")
 
 GOLDEN = Path(__file__).parent / "golden"
 

@@ -118,3 +118,14 @@ def test_threads_do_not_change_tokens(models, alone, threads, sampling):
         import torch
 
         torch.set_num_threads(2)
+
+
+@pytest.mark.parametrize("weights", ("bfloat16", "int8", "int8-channel", "int4", "int4-sym"))
+def test_all_paths_give_the_same_tokens_with_small_weights(weights, bucket_chip):
+    """The truth is the same model alone by reference bodies, which decode the weights first."""
+    model = random_model("LlamaForCausalLM", SIZES, seed=3, weights=weights)
+    for sampling in ("greedy", "seeded"):
+        want = run(model, SAMPLING[sampling], eager=True, references=True, depth=1, max_seqs=1, max_step_tokens=64)
+        for mode, depth, chunk, batch in itertools.product(("program", "padded"), (1, 2), (5, 64), BATCHES):
+            options = {"depth": depth, "max_step_tokens": chunk, **MODES[mode], **BATCHES[batch]}
+            assert run(model, SAMPLING[sampling], **options) == want, (sampling, options)

@@ -126,6 +126,9 @@ def test_all_paths_give_the_same_tokens_with_small_weights(weights, bucket_chip)
     model = random_model("LlamaForCausalLM", SIZES, seed=3, weights=weights)
     for sampling in ("greedy", "seeded"):
         want = run(model, SAMPLING[sampling], eager=True, references=True, depth=1, max_seqs=1, max_step_tokens=64)
-        for mode, depth, chunk, batch in itertools.product(("program", "padded"), (1, 2), (5, 64), BATCHES):
+        for mode, depth, chunk, batch in (
+            ("program", 1, 64, "alone"), ("program", 2, 5, "mixed"), ("program", 2, 64, "preempted"),
+            ("padded", 2, 64, "mixed"),
+        ):
             options = {"depth": depth, "max_step_tokens": chunk, **MODES[mode], **BATCHES[batch]}
             assert run(model, SAMPLING[sampling], **options) == want, (sampling, options)

@@ -24,6 +24,7 @@ from afl.ops.nz import TILE, memory
 
 WIDTH = 16                              # float32 lanes of one vector
 COLUMNS = 8                             # outputs of one tile, at most
+RUN = 8 * COLUMNS                       # outputs that a thread takes at a time
 SMALL = 1 << 18                         # multiply-adds below which one thread is enough
 
 _f32 = ir.FloatType()
@@ -54,6 +55,14 @@ def _fma(builder: Any, a: Any, b: Any, c: Any) -> Any:
     name = "llvm.fma.f32" if a.type is _f32 else f"llvm.fma.v{WIDTH}f32"
     return builder.call(cgutils.get_or_insert_function(builder.module, ir.FunctionType(a.type, [a.type] * 3), name),
                         [a, b, c])
+
+
+def _fetch(builder: Any, address: Any) -> None:
+    """Ask for a line of memory before it is read: rows of weights are too short for the processor to foresee the next."""
+    byte, number = ir.IntType(8).as_pointer(), ir.IntType(32)
+    kind = ir.FunctionType(ir.VoidType(), [byte, number, number, number])
+    ask = cgutils.get_or_insert_function(builder.module, kind, "llvm.prefetch.p0i8")
+    builder.call(ask, [builder.inttoptr(address, byte), *(ir.Constant(number, n) for n in (0, 2, 1))])
 
 
 def _lanes(builder: Any, v: Any) -> Any:
@@ -88,6 +97,8 @@ def _tile(rows: int, columns: int) -> Any:
             ws = [builder.add(w, builder.mul(column, _const(c))) for c in range(columns)]
 
             def step(sums: dict[Any, Any], at: Any, place: Any, count: int) -> None:
+                for b in ws if rows == 1 and count > 1 else ():       # the same place in the next tile
+                    _fetch(builder, builder.add(builder.add(b, builder.mul(column, _const(columns))), place))
                 a = [_widened(builder, builder.add(b, builder.mul(at, _const(4))), 0, count) for b in xs]
                 b = [_widened(builder, builder.add(b, place), stored, count) for b in ws]
                 for r, c in pairs:
@@ -119,34 +130,35 @@ _thin1, _thin4 = _tile(1, 1), _tile(4, 1)
 
 @njit
 def _share(work, kind):
-    """The work of one thread: runs of COLUMNS outputs, each against all rows."""
+    """The work of one thread: runs of outputs, COLUMNS of them at a time against all rows."""
     literally(kind)
     d = carray(work, (9,))
     m, k, o, x, w, y, counter, column, chunk = d[0], d[1], d[2], d[3], d[4], d[5], d[6], d[7], d[8]
     while True:
-        first = take(counter) * COLUMNS  # type: ignore[call-arg]
-        if first >= o:
+        start = take(counter) * RUN  # type: ignore[call-arg]
+        if start >= o:
             break
-        whole = first + COLUMNS <= o
-        i = 0
-        while i < m:
-            n = 4 if i + 4 <= m else 1
-            row = x + i * k * 4
-            if whole:
-                at, to = w + first * column, y + (i * o + first) * 4
-                if n == 4:
-                    _wide4(row, at, to, k, o, column, chunk, kind)
-                    _wide4(row, at + 4 * column, to + 16, k, o, column, chunk, kind)
-                else:
-                    _wide1(row, at, to, k, o, column, chunk, kind)
-            else:
-                for c in range(first, o):
-                    at, to = w + c * column, y + (i * o + c) * 4
+        for first in range(start, min(start + RUN, o), COLUMNS):
+            whole = first + COLUMNS <= o
+            i = 0
+            while i < m:
+                n = 4 if i + 4 <= m else 1
+                row = x + i * k * 4
+                if whole:
+                    at, to = w + first * column, y + (i * o + first) * 4
                     if n == 4:
-                        _thin4(row, at, to, k, o, column, chunk, kind)
+                        _wide4(row, at, to, k, o, column, chunk, kind)
+                        _wide4(row, at + 4 * column, to + 16, k, o, column, chunk, kind)
                     else:
-                        _thin1(row, at, to, k, o, column, chunk, kind)
-            i += n
+                        _wide1(row, at, to, k, o, column, chunk, kind)
+                else:
+                    for c in range(first, o):
+                        at, to = w + c * column, y + (i * o + c) * 4
+                        if n == 4:
+                            _thin4(row, at, to, k, o, column, chunk, kind)
+                        else:
+                            _thin1(row, at, to, k, o, column, chunk, kind)
+                i += n
 
 
 def _share_f32(work):

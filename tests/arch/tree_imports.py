@@ -31,9 +31,9 @@ ALLOWED: dict[str, set[str]] = {
     "dist.eplb.policies": PLAIN | {"dist.eplb"},
     "ops": BASE | {"ir", "dist", "ops.emu"},     # vendor.py registers the emulation on first use
     "ops.caches": BASE | {"ir", "ops"},
-    "ops.emu": BASE | {"ops", "device"},         # vendor operators on CPU
+    "ops.emu": BASE | {"ops", "ops.kernels", "device"},         # vendor operators on CPU
     "ops.quant": BASE | {"ir", "ops"},
-    "ops.kernels": BASE | {"ir", "ops", "ops.caches", "ops.quant", "device"},
+    "ops.kernels": BASE | {"ir", "dist", "ops", "ops.caches", "ops.quant", "device"},
     "ops.chips": BASE | {"ir", "ops", "ops.caches", "ops.kernels"},
     "models": BASE | {"ops", "ops.caches", "ops.quant", "dist"},
     "sched": PLAIN | {"sched.policies"},

@@ -181,7 +181,7 @@ def _start(parallel, share, threads, m, k, o, x, w, y, column, chunk):
     work = np.empty(10, np.int64)
     work[0], work[1], work[2], work[3], work[4], work[5], work[7], work[8], work[9] = m, k, o, x, w, y, column, chunk, 0
     work[6] = work.ctypes.data + 9 * 8
-    fork(parallel, share, work.ctypes.data, threads)  # type: ignore[call-arg]
+    fork(parallel, share, work, threads)  # type: ignore[call-arg]
 
 
 def multiply(x: Tensor, w: Tensor) -> Tensor:

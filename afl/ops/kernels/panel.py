@@ -284,8 +284,7 @@ def _start(parallel, share, threads, chunk, count, m, k, x, w, y, scale, low, st
     work[3], work[4] = count, m
     work[5], work[6], work[7], work[8], work[9], work[10] = k, x, w, y, scale, low
     work[11], work[12], work[13], work[14] = stride, group, w_bytes, s_bytes
-    fork(parallel, share, work.ctypes.data, threads)  # type: ignore[call-arg]
-    return work[15]                # a use after the call: without one the array would be freed before it
+    fork(parallel, share, work, threads)  # type: ignore[call-arg]
 
 
 def multiply(

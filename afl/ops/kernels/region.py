@@ -54,13 +54,18 @@ def take(typingctx, counter):
 
 @intrinsic
 def fork(typingctx, parallel, region, work, threads):
-    """Call region(work) on every one of `threads` threads; by the caller alone when `parallel` is 0 or one is asked."""
+    """Call region(work) on every one of `threads` threads; by the caller alone when `parallel` is 0 or one is asked.
+
+    `work` is an int64 array and not its address: as an argument it lives until the call returns.
+    """
+    if not isinstance(work, types.Array):
+        return None
 
     def build(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         parallel, region, work, threads = args
         void, pointer, number = ir.VoidType(), ir.IntType(8).as_pointer(), ir.IntType(32)
         body = ir.FunctionType(void, [pointer])
-        data = builder.inttoptr(work, pointer)
+        data = builder.bitcast(context.make_array(signature.args[2])(context, builder, work).data, pointer)
         alone = builder.or_(
             builder.icmp_signed("==", parallel, ir.Constant(parallel.type, 0)),
             builder.icmp_signed("<", threads, ir.Constant(threads.type, 2)),
@@ -75,4 +80,4 @@ def fork(typingctx, parallel, region, work, threads):
                              [builder.inttoptr(region, body.as_pointer()), data, count, ir.Constant(number, 0)])
         return context.get_dummy_value()
 
-    return types.void(types.int64, types.int64, types.int64, types.int64), build
+    return types.void(types.int64, types.int64, work, types.int64), build

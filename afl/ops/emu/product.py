@@ -58,7 +58,7 @@ def _fma(builder: Any, a: Any, b: Any, c: Any) -> Any:
 
 
 def _fetch(builder: Any, address: Any) -> None:
-    """Ask for a line of memory before it is read: rows of weights are too short for the processor to foresee the next."""
+    """Ask for a line of memory early: rows of weights are too short for the processor to foresee the next one."""
     byte, number = ir.IntType(8).as_pointer(), ir.IntType(32)
     kind = ir.FunctionType(ir.VoidType(), [byte, number, number, number])
     ask = cgutils.get_or_insert_function(builder.module, kind, "llvm.prefetch.p0i8")

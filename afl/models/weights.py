@@ -162,7 +162,7 @@ def _fill(checkpoint: Checkpoint, made: Any, dest: Any, dtype: torch.dtype, piec
     elif piece.cat == 0 or piece.size is None:
         checkpoint.read_into(piece.source, dtype, lambda rows, row: made.put(dest, rows, piece.start + row))
     else:
-        assert made is ND or made.fmt == "nd", f"{piece.param} is filled by columns, which {made.name!r} cannot"
+        assert getattr(made, "fmt", "") == "nd", f"{piece.param} is filled by columns, which {made.name!r} cannot"
         part = dest.narrow(piece.cat, piece.start, piece.size)
         checkpoint.read_into(piece.source, dtype, lambda rows, row: ND.put(part, rows, row))
 

@@ -39,6 +39,33 @@ def groups_of(caches: tuple[Any, ...], block_tokens: int) -> tuple[GroupSpec, ..
     return tuple(GroupSpec(kind, block_tokens, window) for kind, window in dict.fromkeys(kinds))
 
 
+def tokens_of_block(caches: tuple[Any, ...], chip: Chip, wish: int = 0) -> int:
+    """Tokens of a cache block: the wish, or the chip's default, or the largest block below it that heads allow.
+
+    Raises ConfigError for a wish that the chip does not have or that these heads are too large for.
+    """
+    default, allowed = chip.limits.block_tokens
+    heads = max((c.head_size for c in caches), default=0)
+    elements = chip.limits.block_elements
+    most = elements // heads if elements and heads else max(default, wish, *allowed)
+    if not wish:
+        fitting = [n for n in (*allowed, default) if n <= min(default, most)]
+        if not fitting:
+            raise ConfigError(f"chip {chip.name!r} has no block for heads of {heads} channels: tokens of a block times "
+                              f"channels are at most {elements}, its smallest block has {min(allowed)} tokens")
+        return max(fitting)
+    if allowed and wish not in allowed:
+        raise ConfigError(
+            f"block_tokens {wish} is not possible on chip {chip.name!r}: it has {', '.join(map(str, allowed))}"
+        )
+    if wish > most:
+        raise ConfigError(
+            f"block_tokens {wish} is too large for heads of {heads} channels on chip {chip.name!r}: tokens of a block "
+            f"times channels are at most {elements}; ask for at most {most}"
+        )
+    return wish
+
+
 def size_pool(
     caches: tuple[Any, ...], max_len: int, chip: Chip, dtype: torch.dtype, config: EngineConfig, free: int
 ) -> Pool:
@@ -47,12 +74,7 @@ def size_pool(
     max_len: the longest sequence of the model.  The result's max_model_len is the smallest of it, the wish and what
     the pool holds.  Raises ConfigError with the figures when not even one block fits.
     """
-    default, allowed = chip.limits.block_tokens
-    block_tokens = config.block_tokens or default
-    if allowed and block_tokens not in allowed:
-        raise ConfigError(
-            f"block_tokens {block_tokens} is not possible on chip {chip.name!r}: it has {', '.join(map(str, allowed))}"
-        )
+    block_tokens = tokens_of_block(caches, chip, config.block_tokens)
     if config.max_model_len > max_len:
         raise ConfigError(
             f"max_model_len {config.max_model_len} is beyond the model's {max_len} positions; ask for at most {max_len}"

@@ -18,6 +18,7 @@ from afl.ir.trace import Eager, current, trace, using
 from afl.layout import stored_bytes, zeros
 from afl.models.batch import Batch, ModelState
 from afl.models.spec import ModelDef
+from afl.run.memory import tokens_of_block
 from afl.types import HostIntsType, TensorType
 
 
@@ -48,7 +49,7 @@ class Model:
 
     def init_state(self, blocks: int = 64, block_tokens: int = 0, rows: int = 8) -> ModelState:
         """An empty state: zeroed caches of `blocks` usable blocks, `rows` device rows."""
-        types = self.state_types(blocks, block_tokens or self.chip.limits.block_tokens[0], rows)
+        types = self.state_types(blocks, tokens_of_block(self.caches, self.chip, block_tokens), rows)
         return tree.map(lambda t: zeros(t.shape, t.dtype, t.fmt), types)
 
     def step(self, params: Any, state: ModelState, batch: Batch) -> tuple[ModelState, Any]:
@@ -85,7 +86,8 @@ class Model:
         if phase not in ("decode", "prefill"):
             raise ConfigError(f"phase {phase!r} is neither 'decode' nor 'prefill'")
         count = rows if phase == "decode" else tokens or 16 * rows
-        args = self.params, self.state_types(64, self.chip.limits.block_tokens[0], rows), self.batch_types(count, rows)
+        state = self.state_types(64, tokens_of_block(self.caches, self.chip), rows)
+        args = self.params, state, self.batch_types(count, rows)
         return trace(self.step, *args, tags=("param", "state", "batch")).graph
 
     def explain(self, op: str | None = None, rows: int = 4) -> list[Choice]:

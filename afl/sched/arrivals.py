@@ -97,7 +97,7 @@ def expire(s: SchedState) -> tuple[SchedState, Outputs]:
             due[entry[2]] = EXPIRED
         alarms = alarms.pop()
     s = evolve(s, alarms=alarms)
-    late = [id for id, pin in s.pins.items() if pin.expires <= s.now] if len(s.pins) else ()
+    late = sorted(id for id, pin in s.pins.items() if pin.expires <= s.now) if len(s.pins) else ()
     for id in late:
         s = evolve(s, pool=s.pool.drop(s.pins[id].blocks[::-1]), pins=s.pins.delete(id))
     return finish(s, due) if due else (s, NOTHING)

@@ -1,0 +1,53 @@
+"""Each seeded bug makes some test of the scheduler fail."""
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from mutants import MUTANTS
+
+ROOT = Path(__file__).parents[2]
+TESTS = ("test_cache", "test_life", "test_step", "test_policies", "test_properties", "test_machine")
+
+
+def test_every_seeded_bug_fits_the_source():
+    assert len(MUTANTS) >= 40
+    for file, good, bad in MUTANTS:
+        text = (ROOT / "afl/sched" / file).read_text()
+        assert text.count(good) == 1 and good != bad, (file, good)
+
+
+@pytest.fixture(scope="module")
+def tree(tmp_path_factory):
+    """A copy of the package, to be broken."""
+    root = tmp_path_factory.mktemp("mutant")
+    shutil.copytree(ROOT / "afl", root / "afl", ignore=shutil.ignore_patterns("__pycache__"))
+    code, environment = "import afl; print(afl.__file__)", os.environ | {"PYTHONPATH": str(root)}
+    done = subprocess.run([sys.executable, "-P", "-c", code], capture_output=True, text=True, env=environment, cwd=ROOT)
+    assert done.stdout.startswith(str(root)), "the copy is not what is tested"
+    return root
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("number", range(len(MUTANTS)))
+def test_a_seeded_bug_is_caught(tree, number):
+    file, good, bad = MUTANTS[number]
+    path = tree / "afl/sched" / file
+    text = path.read_text()
+    path.write_text(text.replace(good, bad))
+    try:
+        tests = [str(ROOT / f"tests/sched/{name}.py") for name in TESTS]
+        # uncompiled loops: a broken copy would have to be compiled anew; a wrong index may also hang, hence the limit
+        environment = os.environ | {"PYTHONPATH": str(tree), "NUMBA_DISABLE_JIT": "1"}
+        python = [sys.executable, "-P", "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider"]
+        command = [*python, *tests]
+        try:
+            done = subprocess.run(command, capture_output=True, text=True, env=environment, cwd=ROOT, timeout=600)
+        except subprocess.TimeoutExpired:
+            return
+        assert done.returncode == 1, f"{file}: {bad!r} was not caught\n{done.stdout[-500:]}"
+    finally:
+        path.write_text(text)

@@ -91,7 +91,6 @@ def _paged_attention_splitfuse_v2(
     for lens in (context_lens, seq_len):
         require(lens.dtype == torch.int32 and lens.shape == table.shape[:1], "lengths must be int32, one a request",
                 lens, table)
-        require(lens.is_cpu, "lengths must lie on the host", lens)
     counts, kept, most = seq_len.tolist(), context_lens.tolist(), table.shape[1] * size
     sound = all(0 <= q <= n <= most for q, n in zip(counts, kept, strict=True))
     require(sound, f"lengths must be 0 <= seq_len <= context_lens <= {most}, what a row of block_table holds", counts,

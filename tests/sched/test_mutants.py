@@ -10,7 +10,7 @@ import pytest
 from mutants import MUTANTS
 
 ROOT = Path(__file__).parents[2]
-TESTS = ("test_cache", "test_life", "test_step", "test_policies", "test_properties", "test_machine")
+TESTS = ("test_cache", "test_life", "test_step", "test_properties", "test_machine", "test_policies")      # fast ones first
 
 
 def test_every_seeded_bug_fits_the_source():
@@ -39,7 +39,8 @@ def test_a_seeded_bug_is_caught(tree, number):
     text = path.read_text()
     path.write_text(text.replace(good, bad))
     try:
-        tests = [str(ROOT / f"tests/sched/{name}.py") for name in TESTS]
+        order = reversed(TESTS) if file.startswith(("policies", "timing")) else TESTS
+        tests = [str(ROOT / f"tests/sched/{name}.py") for name in order]
         # uncompiled loops: a broken copy would have to be compiled anew; a wrong index may also hang, hence the limit
         environment = os.environ | {"PYTHONPATH": str(tree), "NUMBA_DISABLE_JIT": "1"}
         python = [sys.executable, "-P", "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider"]

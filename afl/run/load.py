@@ -1,5 +1,7 @@
 """From a name on the command line to a `Model`: find the checkpoint, check everything, then read the weights."""
 
+import math
+from collections import Counter
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -62,7 +64,7 @@ def outline(model: str | Path = DEFAULT_MODEL, config: EngineConfig | None = Non
     definition = _definition(checkpoint)
     tied, notice = tied_head(_says_tied(checkpoint.config), checkpoint)
     c = definition.config({**checkpoint.config, "tie_word_embeddings": tied})
-    dtype = choose_dtype(config.dtype, chip)
+    dtype = choose_dtype(config.dtype, chip, most_stored(checkpoint.tensors))
     specs = definition.params(c)
     plan = plan_load(specs, checkpoint.tensors, definition.ignore)
 
@@ -105,14 +107,26 @@ def random_model(architecture: str, settings: Mapping[str, Any], *, seed: int = 
     return Model(definition, c, params, chip, dtype, config)
 
 
-def choose_dtype(wish: str, chip: Chip) -> torch.dtype:
-    """The compute dtype: the wish if the chip has it; "auto" is the chip's first."""
+def choose_dtype(wish: str, chip: Chip, stored: str = "") -> torch.dtype:
+    """The compute dtype: the wish if the chip has it.
+
+    "auto" is the chip's first; a chip of 16-bit dtypes takes the one that the checkpoint is `stored` in if it has that.
+    """
     name = DTYPE_ALIASES.get(wish, wish)
     if name == "auto":
-        name = chip.dtypes[0]
+        first = chip.dtypes[0]
+        name = stored if stored in chip.dtypes and DTYPES[first].itemsize == 2 else first
     if name not in chip.dtypes:
         raise ConfigError(f"dtype {wish!r} is not one of chip {chip.name!r}: auto, {', '.join(chip.dtypes)}")
     return DTYPES[name]
+
+
+def most_stored(tensors: Mapping[str, Any]) -> str:
+    """The dtype that most numbers of a checkpoint are read in; quantised blocks are read in float32."""
+    counts: Counter[str] = Counter()
+    for info in tensors.values():
+        counts[info.dtype] += math.prod(info.shape)
+    return max(counts, key=counts.__getitem__, default="")
 
 
 def set_threads(threads: int) -> int:

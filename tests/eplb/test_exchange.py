@@ -1,11 +1,13 @@
 """The local search: its sums stay true, its predictions come true, and what afl accepts is worth it."""
 
+import inspect
+
 import attrs
 import numpy as np
 import pytest
 from arrangements import some_placement
 
-from afl.dist.eplb import metrics, policies, traces
+from afl.dist.eplb import exchange, metrics, policies, traces
 from afl.dist.eplb.exchange import recount, refill, tally
 from afl.dist.eplb.forecast import choose
 from afl.dist.eplb.policies import afl
@@ -31,8 +33,8 @@ def risks(slot, mean, cov, z):
     return share @ mean + z * np.sqrt(np.einsum("re,ef,rf->r", share, cov, share))
 
 
-def searched(seed, z, price=0.0, budget=100, fixed=None, slots=16, target=None):
-    now, mean, cov = layer(seed, slots=slots)
+def searched(seed, z, price=0.0, budget=100, fixed=None, target=None, **sizes):
+    now, mean, cov = layer(seed, **sizes)
     home = held_of(now, len(mean))
     s = Search(now, home, home.sum(0), mean, cov, z)
     value = s.run(np.zeros(now.shape, bool) if fixed is None else fixed, home.sum(0) if target is None else target,
@@ -59,9 +61,9 @@ def test_sums_and_value_are_those_of_the_definition(seed, z):
 
 
 @pytest.mark.parametrize("z", [0.0, 1.0])
-@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize("seed", range(40))
 def test_no_exchange_of_the_riskiest_rank_is_left_that_would_help(seed, z):
-    _, mean, cov, s, _ = searched(seed, z)
+    _, mean, cov, s, _ = searched(seed, z, experts=20, slots=24, ranks=8)
     r = risks(s.slot, mean, cov, z)
     if r.max() <= r.mean() * 1.002:
         return
@@ -74,6 +76,28 @@ def test_no_exchange_of_the_riskiest_rank_is_left_that_would_help(seed, z):
                     t[hot, k], t[q, j] = s.slot[q, j], s.slot[hot, k]
                     new = risks(t, mean, cov, z)
                     assert max(new[hot], new[q]) >= r[hot] * (1 - 1e-6)
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_searching_again_from_the_result_finds_nothing(seed):
+    _, mean, cov, s, value = searched(seed, 1.0, experts=20, slots=24, ranks=8)
+    again = Search(s.slot, s.held, s.count, mean, cov, 1.0)
+    assert again.run(np.zeros(s.slot.shape, bool), s.count, 0.0, 100) == pytest.approx(value)
+    np.testing.assert_array_equal(again.slot, s.slot)
+
+
+def test_pairs_of_ranks_that_are_skipped_would_have_changed_nothing(monkeypatch):
+    """The same loop without its memory of unsuccessful pairs."""
+    skip = " or max(changed[q], changed[r]) <= scanned[r]"
+    text = inspect.getsource(exchange.exchange)
+    assert skip in text
+    forgetful = dict(vars(exchange))
+    exec(text.replace(skip, ""), forgetful)
+    sizes = {"experts": 20, "slots": 24, "ranks": 8}
+    fast = [searched(seed, 1.0, **sizes)[3].slot for seed in range(12)]
+    monkeypatch.setattr(afl, "compiled", lambda loop: forgetful[loop.__name__])
+    for seed, slot in enumerate(fast):
+        np.testing.assert_array_equal(searched(seed, 1.0, **sizes)[3].slot, slot)
 
 
 @pytest.mark.parametrize("z", [0.0, 1.0])

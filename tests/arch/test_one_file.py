@@ -53,6 +53,94 @@ def _gate(x: Tensor) -> Tensor:
     return torch.nn.functional.silu(gate) * up
 '''
 
+NPU_CHIP = '''
+"""An invented NPU: it lacks the vendor's cache write, and stores weights by columns."""
+
+import math
+
+import torch
+from torch import Tensor
+
+from afl.chip import Chip, F, Limits, register
+from afl.ir.kernel import kernel
+from afl.ir.op import HALF
+from afl.layout import Layout, register as register_layout
+from afl.ops.attention import write_kv
+from afl.ops.linear import linear, logits
+from afl.ops.vendor import npu
+
+
+def transposed(stored: Tensor) -> Tensor:
+    """The memory [i, o] of a weight [o, i]."""
+    o, i = stored.shape
+    return stored.as_strided((i, o), (o, 1))
+
+
+def empty(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+    made = torch.empty(shape, dtype=dtype)
+    made.afl_fmt = "columns"
+    return made
+
+
+def put(stored: Tensor, rows: Tensor, at: int) -> None:
+    transposed(stored)[:, at : at + len(rows)] = rows.T
+
+
+register_layout(Layout("columns", "columns", empty, put, lambda x: transposed(x).T.contiguous(),
+                       lambda shape, dtype: math.prod(shape) * dtype.itemsize))
+register(Chip(
+    name="{name}", features=frozenset({{F.NPU, F.FIA, "{name}_own"}}), dtypes=("float16", "bfloat16"),
+    limits=Limits(block_tokens=(128, (128,)), graph_streams=64),
+    layouts={{"linear.weight": "columns", "head.weight": "columns", "kv.paged": "bsnd"}},
+))
+
+
+@kernel(linear, needs={{"{name}_own"}}, dtypes=HALF, fmt={{"w": "columns"}}, name="by_columns")
+def _linear(x: Tensor, w: Tensor, bias: Tensor | None) -> Tensor:
+    return npu.npu_linear(x, transposed(w).T.contiguous(), bias)
+
+
+@kernel(logits, needs={{"{name}_own"}}, dtypes=HALF, fmt={{"w": "columns"}}, name="by_columns")
+def _logits(x: Tensor, w: Tensor) -> Tensor:
+    return npu.npu_linear(x, transposed(w).T.contiguous()).float()
+
+
+@kernel(write_kv, needs={{"{name}_own"}}, inplace={{0: "k_cache", 1: "v_cache"}}, name="by_index")
+def _write(k_cache: Tensor, v_cache: Tensor, k: Tensor, v: Tensor, slot: Tensor) -> tuple[Tensor, Tensor]:
+    at = slot.clamp(min=0).long()
+    for cache, new in ((k_cache, k), (v_cache, v)):
+        rows = cache.view(-1, *cache.shape[2:])
+        real = (slot >= 0)[:, None, None]
+        last = torch.where(real, new, rows[at])
+        for j in range(len(at)):              # one behind the other: padding may repeat slot 0
+            rows[at[j]] = torch.where(real[j], last[j], rows[at[j]])
+    return k_cache, v_cache
+'''
+
+USE_NPU_CHIP = '''
+import torch
+from conformance import all_chips, all_ops, ambiguous, combinations, conforms
+from afl import plugins
+from afl.chip import F, get
+from afl.run.load import random_model
+torch.set_num_threads(1)
+rows = [it for it in combinations() if it.chip.name == "{name}"]
+for it in rows:
+    conforms(it)
+for op in all_ops():
+    ambiguous(op, get("{name}"))
+names = sorted({{(it.op.name, it.kernel.name) for it in rows}})
+print(len(names), [k for _, k in names if k.startswith("by_")], any(k == "npu_scatter_pa" for _, k in names))
+sizes = dict(hidden_size=48, intermediate_size=80, num_hidden_layers=2, num_attention_heads=6, num_key_value_heads=2,
+             head_dim=16, vocab_size=61, max_position_embeddings=256, tie_word_embeddings=False)
+told = []
+for chip in ("{name}", "a2"):
+    m = random_model("LlamaForCausalLM", sizes, seed=3, chip=chip, dtype="float16", max_model_len=128, max_seqs=3)
+    told.append([x.token_ids for x in m.generate([[5], [7, 3, 9, 11, 2], list(range(40))], max_tokens=9)])
+    print(type(m.params.layers[0].down.w).__name__, getattr(m.params.layers[0].down.w, "afl_fmt", "nd"))
+print(told[0] == told[1])
+'''
+
 MODEL = '''
 """An invented model: Llama's block under another name."""
 
@@ -171,6 +259,13 @@ def test_a_chip_is_one_file(drop):
     assert "needs numba" in out, "a kernel whose feature the chip lacks is rejected by name"
     assert "torch.Size([2, 3])" in out and "True True\n" in out
     assert "a7_gate" in out.split("swiglu on cpu")[1], "other chips show the kernel as rejected"
+
+
+def test_an_npu_chip_with_a_layout_of_its_own_is_one_file_and_passes_the_whole_conformance_suite(drop):
+    root = drop("afl/ops/chips/a9.py", NPU_CHIP.format(name="a9"))
+    out = output(USE_NPU_CHIP.format(name="a9"), root, ROOT / "tests", ROOT / "tests" / "ops").splitlines()
+    assert out[0].endswith("['by_columns', 'by_columns', 'by_index'] False") and int(out[0].split()[0]) > 25
+    assert out[1:] == ["Tensor columns", "Tensor nd", "True"]
 
 
 def test_a_model_is_one_file(drop):

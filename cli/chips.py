@@ -10,6 +10,7 @@ from afl.config import environment
 from afl.errors import ConfigError, unknown
 from afl.models.locate import ALIASES, cached_models, hub_folder
 
+from .chip_page import columns, figures, page, sources
 from .early import find_chip
 from .run import Json
 from .terminal import write
@@ -19,16 +20,29 @@ def show_chips(
     name: Annotated[str | None, typer.Argument(
         metavar="NAME", help="Show one chip in full.", show_default=False)] = None,
     json: Json = False,
+    markdown: Annotated[bool, typer.Option(
+        "--markdown", help="The page docs/chips.md: all chips, their figures, and the kernels of every op.")] = False,
 ) -> None:
-    """List the chips, or show one: features, dtypes, limits, layouts.
+    """List the chips, or show one: features, dtypes, limits, layouts, and the figures of each bin with their sources.
 
     \b
     Examples:
       afl chips
-      afl chips cpu
+      afl chips 310p
       afl chips --json
+      afl chips --markdown > docs/chips.md
     """
     from afl import chip as chips
+
+    if markdown:
+        if name is not None or json:
+            raise ConfigError("--markdown is one page about all chips; leave NAME and --json out")
+        from afl import plugins
+        from afl.ir import op as ops
+
+        plugins.load_ops()
+        write(page(list(chips.registered().values()), ops.registered().values()))
+        return
 
     if name is not None and find_chip(name) is None:
         raise ConfigError(unknown("chip", name, chips.names()))
@@ -49,7 +63,11 @@ def show_chips(
             write(f"{c.name:<{width}}  {', '.join(c.dtypes):<30}  {c.note}\n")
     else:
         for key, value in _record(found[0]).items():
-            write(f"{key:<18} {_text(value)}\n")
+            if key != "rooflines":
+                write(f"{key:<18} {_text(value)}\n")
+        if found[0].roofline.bin:
+            write("\n" + columns(figures(found[0])) + "\n")
+            write(columns([(f"source of {k}", v) for k, v in sources(found[0]).items()]))
 
 
 def _record(c: Any) -> dict[str, Any]:

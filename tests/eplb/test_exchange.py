@@ -10,6 +10,7 @@ from arrangements import some_placement
 from afl.dist.eplb import exchange, metrics, policies, traces
 from afl.dist.eplb.exchange import recount, refill, tally
 from afl.dist.eplb.forecast import choose
+from afl.dist.eplb.loops import pack_risk
 from afl.dist.eplb.policies import afl
 from afl.dist.eplb.policies.afl import Search, detrended, grid, keep_names, price_of_move, scenarios
 from afl.dist.eplb.problem import held_of, relabel, settle
@@ -268,6 +269,15 @@ def test_experts_that_burst_together_are_parted_by_risk_and_not_by_means():
     assert not set(with_risk.holders(0, 0)) & set(with_risk.holders(0, 1))
     flash = policies.load("flash")(LoadWindow.of(x), now, Topology.regular(4), attrs.evolve(p, z=2.0))
     assert not set(flash.holders(0, 0)) & set(flash.holders(0, 1))
+
+
+def test_packing_by_risk_parts_experts_that_vary_together():
+    mean, cov = np.array([4.0, 4.01, 3.0, 3.0]), np.eye(4)
+    cov[0, 2] = cov[2, 0] = 0.9
+    for z, mates in ((1.0, {1, 2}), (0.0, {0, 2})):
+        held = np.zeros((2, 4), bool)
+        assert pack_risk(np.array([1, 0, 2, 3]), mean, cov, np.ones(4, np.int64), z, np.array([2, 2]), held)
+        assert mates in [set(np.flatnonzero(row).tolist()) for row in held]
 
 
 @pytest.mark.parametrize("name", ["drift", "bursty"])

@@ -157,6 +157,7 @@ def _fill(checkpoint: Checkpoint, made: Any, dest: Any, dtype: torch.dtype, piec
     A scheme that keeps the file's own numbers takes them as they are; see `afl/ops/quant/scheme.py`.
     """
     info = checkpoint.tensors[piece.source]
+    dtype = getattr(dest, "dtype", dtype)       # what it is held in, which the values must fit
     if isinstance(made, Store) and info.stored in made.scheme.taken:
         checkpoint.raw_into(piece.source, lambda raw, row: made.put_taken(dest, info.stored, raw, piece.start + row))
     elif piece.cat == 0 or piece.size is None:

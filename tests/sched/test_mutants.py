@@ -10,7 +10,7 @@ import pytest
 from mutants import MUTANTS
 
 ROOT = Path(__file__).parents[2]
-TESTS = ("test_cache", "test_life", "test_step", "test_properties", "test_machine", "test_policies")      # fast ones first
+TESTS = ("test_cache", "test_life", "test_step", "test_properties", "test_machine", "test_policies")
 
 
 def test_every_seeded_bug_fits_the_source():

@@ -138,6 +138,14 @@ def _droppable(folder: Path) -> int:
         return 0
 
 
+_PROCESS = os.getpid()
+
+
+def forked() -> bool:
+    """Whether this process was forked after afl was imported: threads of its parent are not in it."""
+    return os.getpid() != _PROCESS
+
+
 def usable_cores() -> int:
     """Cores that this process may run on."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

@@ -130,7 +130,18 @@ def most_stored(tensors: Mapping[str, Any]) -> str:
 
 
 def set_threads(threads: int) -> int:
-    """Threads of torch's operators in this process: the wish, or one per usable core, never more than those."""
+    """Threads of torch's operators in this process: the wish, or one per usable core, never more than those.
+
+    A forked process has one: the pool's threads stay behind in the parent, and the first parallel operator would wait
+    for them for ever.
+    """
+    if configs.forked():
+        if threads > 1:
+            raise ConfigError(
+                f"threads is {threads}, but this process was forked, and torch's threads are not there; "
+                "start it with the method 'spawn', or ask for one thread"
+            )
+        threads = 1
     cores = configs.usable_cores()
     if threads > cores:
         raise ConfigError(

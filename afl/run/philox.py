@@ -7,6 +7,8 @@ Source: Salmon et al. 2011 (doi:10.1145/2063384.2063405).  Key = the seed's two 
 import numba
 import numpy as np
 
+from afl.machine_code import kept
+
 SAMPLE = 0                # purpose: the token of a position
 _M0, _M1, _W0, _W1 = 0xD2511F53, 0xCD9E8D57, 0x9E3779B9, 0xBB67AE85
 _LOW = np.uint64(0xFFFFFFFF)
@@ -23,7 +25,7 @@ def philox(counter: np.ndarray, key: np.ndarray) -> np.ndarray:
     return np.stack(c, 1).astype(np.uint32)
 
 
-@numba.njit(cache=True)
+@kept(numba.njit)
 def uniform(seed, position, purpose):
     """One number in (0, 1) for compiled loops: 52 bits of two words, plus one half, so that neither border is reached.
 
@@ -47,7 +49,7 @@ def uniforms(seed: np.ndarray, position: np.ndarray, purpose: int = SAMPLE) -> n
     return _loop(np.asarray(seed, np.uint64), np.asarray(position, np.int64), np.uint64(purpose))
 
 
-@numba.njit(cache=True)
+@kept(numba.njit)
 def _loop(seed, position, purpose):
     out = np.empty(seed.shape[0])
     for i in range(seed.shape[0]):

@@ -8,10 +8,19 @@ from typing import Any
 
 import numba
 from numba import types
+from numba.core.registry import cpu_target
 from numba.extending import intrinsic
 from torch import Tensor
 
-loops = numba.njit(cache=True, nogil=True, fastmath={"reassoc", "contract", "nsz"}, boundscheck=False)
+from afl.machine_code import kept
+
+loops = kept(numba.njit, nogil=True, fastmath={"reassoc", "contract", "nsz"}, boundscheck=False)
+
+
+def processor_has(feature: str) -> bool:
+    """Whether loops are compiled for an x86 processor with that feature ("fma", "f16c"); other families have both."""
+    triple, _, features = cpu_target.target_context.codegen().magic_tuple()
+    return not triple.startswith(("x86_64", "i")) or f"+{feature}" in features.split(",")
 
 
 def _pointer(kind: Any) -> Any:

@@ -1,9 +1,9 @@
 """Products with weights in panels (`afl/ops/panels.py`): float32 sums in the order of the inputs.
 
 A row's result has the same bits whatever the batch, the number of threads and the place of the row: every output is one
-chain of fused multiply-adds.  Weights of fewer bits are widened to float32 as they are read, exactly; those of 4 and 8
-bits are a whole number times their group's scale (plus its lowest value), so that a product equals, bit for bit, the
-one with the same values stored as float32.
+chain of fused multiply-adds (of products and sums where the processor has none).  Weights of fewer bits are widened to
+float32 as they are read, exactly; those of 4 and 8 bits are a whole number times their group's scale (plus its lowest
+value), so that a product equals, bit for bit, the one with the same values stored as float32.
 """
 
 from collections.abc import Callable
@@ -21,7 +21,7 @@ from torch import Tensor
 from afl.chip import F
 from afl.ir.kernel import kernel
 from afl.ops.embed import embed
-from afl.ops.kernels.loops import loops
+from afl.ops.kernels.loops import loops, processor_has
 from afl.ops.kernels.region import entry, fork, gomp, take
 from afl.ops.linear import linear, logits
 from afl.ops.panels import LANES, panels
@@ -37,6 +37,7 @@ SMALL = 1 << 18                    # multiply-adds below which waking the other 
 
 _f32 = ir.FloatType()
 _vector = ir.VectorType(_f32, WIDTH)
+_ints = ir.VectorType(ir.IntType(32), WIDTH)
 
 
 @attrs.frozen
@@ -79,14 +80,24 @@ def _floats(builder: Any, address: Any, dtype: str) -> Any:
     if dtype == "f32":
         return _load(builder, address, _f32, 4)
     if dtype == "f16":
-        return builder.fpext(_load(builder, address, ir.HalfType(), 2), _vector)
+        if processor_has("f16c"):
+            return builder.fpext(_load(builder, address, ir.HalfType(), 2), _vector)
+        return _half(builder, builder.zext(_load(builder, address, ir.IntType(16), 2), _ints))
     if dtype == "i8":
         return builder.sitofp(builder.sext(_load(builder, address, ir.IntType(8), 1), _ints), _vector)
     bits = builder.shl(builder.zext(_load(builder, address, ir.IntType(16), 2), _ints), _ints([16] * WIDTH))
     return builder.bitcast(bits, _vector)
 
 
-_ints = ir.VectorType(ir.IntType(32), WIDTH)
+def _half(builder: Any, bits: Any) -> Any:
+    """WIDTH float16 numbers as float32, by their bits: LLVM would call a function that need not be there."""
+    sign = builder.shl(builder.and_(bits, _ints([0x8000] * WIDTH)), _ints([16] * WIDTH))
+    rest = builder.shl(builder.and_(bits, _ints([0x7FFF] * WIDTH)), _ints([13] * WIDTH))
+    # the exponents' biases differ by 112; subnormal numbers become normal ones, infinity and NaN keep all ones
+    number = builder.bitcast(builder.fmul(builder.bitcast(rest, _vector), _vector([2.0**112] * WIDTH)), _ints)
+    special = builder.icmp_unsigned(">=", rest, _ints([0x7C00 << 13] * WIDTH))
+    number = builder.select(special, builder.or_(rest, _ints([0x7F800000] * WIDTH)), number)
+    return builder.bitcast(builder.or_(number, sign), _vector)
 
 
 def _weights(builder: Any, address: Any, kind: Kind, scales: list[Any], lows: list[Any]) -> list[Any]:
@@ -104,6 +115,9 @@ def _weights(builder: Any, address: Any, kind: Kind, scales: list[Any], lows: li
 
 
 def _fma(builder: Any, a: Any, b: Any, c: Any) -> Any:
+    """a * b + c, rounded once if the processor can: emulated it would be a hundred times slower."""
+    if not processor_has("fma"):
+        return builder.fadd(builder.fmul(a, b), c)
     kind = ir.FunctionType(_vector, [_vector] * 3)
     return builder.call(cgutils.get_or_insert_function(builder.module, kind, f"llvm.fma.v{WIDTH}f32"), [a, b, c])
 

@@ -2,7 +2,8 @@
 
 torch's CPU build brings an OpenMP runtime.  Its `GOMP_parallel` runs one function on every thread of the pool; the
 function takes numbered chunks of work from a shared counter until none is left, so no chunk waits for a slow thread.
-Without that runtime the calling thread does all chunks.
+Without that runtime the calling thread does all chunks, and so it does in a forked process: the threads of a pool stay
+behind in the parent, and waiting for them would never end.
 """
 
 import ctypes
@@ -17,12 +18,19 @@ from llvmlite import ir
 from numba import types
 from numba.extending import intrinsic
 
+from afl.config import forked
+from afl.machine_code import kept
+
 Region = Callable[[int], None]
 
 
-@functools.cache
 def gomp() -> int:
-    """Address of GOMP_parallel in the runtime that torch has loaded; 0 when there is none."""
+    """Address of GOMP_parallel in the runtime that torch has loaded; 0 when there is none or no pool to run on."""
+    return 0 if forked() else _parallel()
+
+
+@functools.cache
+def _parallel() -> int:
     folder = Path(torch.__file__).parent / "lib"
     for name in (*map(str, sorted(folder.glob("libgomp*.so*"))), "libgomp.so.1"):
         try:
@@ -36,7 +44,7 @@ def gomp() -> int:
 @functools.cache
 def entry(region: Any) -> int:
     """Address of a compiled `void region(int64_t *work)`."""
-    made: Any = numba.cfunc(types.void(types.CPointer(types.int64)), cache=True)(region)
+    made: Any = kept(numba.cfunc, types.void(types.CPointer(types.int64)))(region)
     return made.address
 
 

@@ -15,10 +15,11 @@ from torch import Tensor
 
 from afl.chip import F
 from afl.ir.kernel import kernel
+from afl.machine_code import kept
 from afl.ops.kernels.loops import dense, f32, f64, i32
 from afl.ops.sample import GREEDY_BELOW, SLACK, edit_logits, greedy, put_tokens, sample, take_tokens
 
-_exact = njit(cache=True, nogil=True, boundscheck=False)
+_exact = kept(njit, nogil=True, boundscheck=False)
 
 BLOCK = 64                     # tokens that are skipped or weighed together
 BINS = 2048                    # of weights from 1 down to 2**-64, 32 per octave

@@ -20,7 +20,7 @@ class Keys:
         if value is None:
             self.problems.append(f"{key} is missing")
         elif isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= high:
-            self.problems.append(f"{key} must be an integer from 1 to {high}, is {value!r}")
+            self.problems.append(f"{key} must be an integer from 1 to {high}, is {value!r:.80}")
         else:
             return value
         return 1
@@ -29,7 +29,7 @@ class Keys:
         """A positive number."""
         value = self.j.get(key, default)
         if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < 1e30:
-            self.problems.append(f"{key} must be a positive number, is {value!r}")
+            self.problems.append(f"{key} must be a positive number, is {value!r:.80}")
             return default
         return float(value)
 
@@ -39,14 +39,14 @@ class Keys:
         if value is None:
             return default
         if not isinstance(value, bool):
-            self.problems.append(f"{key} must be true or false, is {value!r}")
+            self.problems.append(f"{key} must be true or false, is {value!r:.80}")
             return default
         return value
 
     def only(self, key: str, allowed: tuple[Any, ...], why: str) -> None:
         """A key whose other values this model does not compute."""
         if key in self.j and self.j[key] not in allowed:
-            self.problems.append(f"{key} is {self.j[key]!r}; {why}")
+            self.problems.append(f"{key} is {self.j[key]!r:.80}; {why}")
 
     def require(self, holds: bool, text: str) -> None:
         """A relation between values."""

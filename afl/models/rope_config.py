@@ -27,32 +27,37 @@ def rope_of(j: Mapping[str, Any], e: int, theta: float = 10000.0) -> Rope:
     """
     given = j.get("rope_parameters")
     if given is not None and not isinstance(given, Mapping):
-        raise ConfigError(f"rope_parameters must be an object, is {given!r}")
+        raise ConfigError(f"rope_parameters must be an object, is {given!r:.80}")
     scaling = given if given is not None else j.get("rope_scaling")
     if scaling is not None and not isinstance(scaling, Mapping):
-        raise ConfigError(f"rope_scaling must be an object or null, is {scaling!r}")
+        raise ConfigError(f"rope_scaling must be an object or null, is {scaling!r:.80}")
     scaling = scaling or {}
     key = "rope_parameters" if given is not None else "rope_scaling"
-    base = _number({"rope_theta": scaling.get("rope_theta", j.get("rope_theta", theta))}, "rope_theta", "")
-    part = scaling.get("partial_rotary_factor", j.get("partial_rotary_factor", 1.0))
+    both = {**j, **scaling}
+    base = _number(both, "rope_theta", "", theta, low=1.0)
+    part = _number(both, "partial_rotary_factor", "", 1.0)
+    if part > 1:
+        raise ConfigError(f"partial_rotary_factor must be at most 1, is {part!r}")
     width = int(e * part)
     if width < 2 or width % 2:
         rotated = f"heads of {e} channels with partial_rotary_factor {part} rotate {width} channels"
         raise ConfigError(f"{rotated}; must be even, 2 or more")
     inv = [base ** (-2 * i / width) for i in range(width // 2)]
     kind = scaling.get("rope_type", scaling.get("type")) or "default"
-    if kind not in _KINDS:
-        raise ConfigError(f"{key}: {unknown('rope_type', str(kind), _KINDS)}")
+    if not isinstance(kind, str) or kind not in _KINDS:
+        raise ConfigError(f"{key}: {unknown('rope_type', str(kind)[:80], _KINDS)}")
     return _KINDS[kind](inv, dict(scaling), j, base, width, key)
 
 
-def _number(s: Mapping[str, Any], name: str, key: str, default: float | None = None) -> float:
+def _number(s: Mapping[str, Any], name: str, key: str, default: float | None = None, low: float = 0.0) -> float:
+    """A number above `low`."""
     value = s.get(name, default)
     where = f"{key}.{name}" if key else name
     if value is None:
         raise ConfigError(f"{where} is missing; this kind of rotary scaling needs it")
-    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value) or value <= 0:
-        raise ConfigError(f"{where} must be a positive number, is {value!r}")
+    if isinstance(value, bool) or not isinstance(value, int | float) or not low < value < 1e30:
+        what = f"a number above {low:g}" if low else "a positive number"
+        raise ConfigError(f"{where} must be {what}, is {value!r:.80}")
     return float(value)
 
 
@@ -101,11 +106,11 @@ def _yarn(inv: list[float], s: dict[str, Any], j: Mapping[str, Any], base: float
     for i, x in enumerate(inv):
         ramp = min(max((i - lo) / max(hi - lo, 1e-3), 0.0), 1.0)
         out.append(x / f * ramp + x * (1 - ramp))
-    scale = s.get("attention_factor")
-    if scale is None:
-        one, of_all = s.get("mscale"), s.get("mscale_all_dim")
-        scale = _mscale(f, one) / _mscale(f, of_all) if one and of_all else _mscale(f, 1.0)
-    return Rope(tuple(out), float(scale))
+    if s.get("attention_factor") is not None:
+        return Rope(tuple(out), _number(s, "attention_factor", key))
+    one, of_all = (_number(s, n, key) if s.get(n) else None for n in ("mscale", "mscale_all_dim"))
+    scale = _mscale(f, one) / _mscale(f, of_all) if one and of_all else _mscale(f, 1.0)
+    return Rope(tuple(out), scale)
 
 
 def _mscale(factor: float, weight: float) -> float:
@@ -116,7 +121,7 @@ def _factors(inv: list[float], s: dict[str, Any], j: Mapping[str, Any], base: fl
     """One divisor per channel pair, as GGUF stores it in rope_freqs.weight."""
     factors = s.get("factors")
     if not isinstance(factors, list | tuple) or len(factors) != len(inv) or not all(
-        isinstance(f, int | float) and math.isfinite(f) and f > 0 for f in factors
+        isinstance(f, int | float) and 0 < f < 1e30 for f in factors
     ):
         raise ConfigError(f"{key}.factors must be {len(inv)} positive numbers")
     return Rope(tuple(x / f for x, f in zip(inv, factors, strict=True)))

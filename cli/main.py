@@ -8,6 +8,8 @@ import sys
 def main() -> None:
     """Run the command line of this process and exit."""
     before = signal.signal(signal.SIGINT, lambda *_: os._exit(130))
+    if None in (sys.stdin, sys.stdout, sys.stderr):
+        _reopen()
     from .commands import app
 
     signal.signal(signal.SIGINT, before)
@@ -24,3 +26,11 @@ def main() -> None:
         sys.stderr.flush()
         os._exit(130)
     sys.exit(status)  # type: ignore[arg-type]
+
+
+def _reopen() -> None:
+    """Start anew with /dev/null for the streams that were closed: a file opened later would take their numbers."""
+    while (number := os.open(os.devnull, os.O_RDWR)) < 3:
+        os.set_inheritable(number, True)
+    os.close(number)
+    os.execv(sys.executable, sys.orig_argv)

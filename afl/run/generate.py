@@ -104,8 +104,30 @@ def stream(engine: Engine, prompts: Sequence[Sequence[int]], params: SamplingPar
     A request that is refused yields a Piece whose completion carries the error; the others go on.  Closing the
     iterator aborts what is left.
     """
-    text = engine.model.text
     jobs: dict[str, _Job] = {}
+    whole = True  # a step that raised leaves the engine between two states, and stepping on would hide the reason
+    try:
+        yield from _submit(engine, prompts, params, jobs)
+        while jobs:
+            whole = False
+            result = engine.step()
+            whole = True
+            yield from _deliver(engine, result, jobs)
+            if jobs and not engine.busy:
+                raise AflError(f"the scheduler lost {len(jobs)} requests: {', '.join(jobs)}")  # our own invariant
+    finally:
+        if whole:
+            for id in jobs:
+                engine.abort(id)
+            while engine.busy:
+                engine.step()
+
+
+def _submit(
+    engine: Engine, prompts: Sequence[Sequence[int]], params: SamplingParams, jobs: dict[str, _Job]
+) -> Iterator[Piece]:
+    """Queue all samples of all prompts in `jobs`; yields the refused ones."""
+    text = engine.model.text
     for index, ids in enumerate(prompts):
         for sample in range(params.n):
             own = params.child(sample)
@@ -119,17 +141,6 @@ def stream(engine: Engine, prompts: Sequence[Sequence[int]], params: SamplingPar
                 jobs[engine.submit(ids, own)] = job
             except RequestError as e:
                 yield Piece(index, sample, "", _refused(job, str(e)))
-    try:
-        while jobs:
-            result = engine.step()
-            yield from _deliver(engine, result, jobs)
-            if jobs and not engine.busy:
-                raise AflError(f"the scheduler lost {len(jobs)} requests: {', '.join(jobs)}")  # our own invariant
-    finally:
-        for id in jobs:
-            engine.abort(id)
-        while engine.busy:
-            engine.step()
 
 
 def _deliver(engine: Engine, result: Any, jobs: dict[str, _Job]) -> Iterator[Piece]:

@@ -12,6 +12,10 @@ import pytest
 import tiny
 from afl_cli.answers import Watched
 
+import afl as afl_library
+from afl.run.generate import stream
+from afl.run.sampling import SamplingParams
+
 LONG = ("--ignore-eos", "--max-tokens", "12")
 
 
@@ -217,6 +221,32 @@ def test_a_reader_that_leaves_ends_the_run_quietly(long):
     command = f"{sys.executable} -m afl_cli run --model {long} hello --ignore-eos --max-tokens 0 | head -c 1"
     done = subprocess.run(["bash", "-o", "pipefail", "-c", command], capture_output=True, timeout=60)
     assert done.returncode == 141 and done.stderr == b""
+
+
+@pytest.mark.parametrize(("closed", "status", "said"), [
+    ("<&-", 2, 'afl run "What is the capital of France?"'), (">&-", 0, ""), ("2>&-", 0, ""), (">&- 2>&- <&-", 2, ""),
+])
+def test_streams_that_were_closed_by_the_caller_are_no_internal_error(llama, closed, status, said):
+    prompt = "" if "<" in closed else "x"
+    command = f"exec {sys.executable} -m afl_cli run --model {llama} --max-tokens 2 {prompt} {closed}"
+    done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, timeout=60)
+    assert done.returncode == status and said in done.stderr and "internal error" not in done.stderr
+
+
+def test_a_failure_inside_a_step_is_told_and_not_what_follows_from_it(llama, monkeypatch):
+    """Stepping on after it would trip over a result that is missing, and hide the reason."""
+    model = afl_library.load(llama)
+    engine = model.engine()
+    launch, left = engine._launch, iter([True] * 4)
+
+    def failing(plan):
+        if not next(left, False):
+            raise MemoryError("no room")
+        return launch(plan)
+
+    monkeypatch.setattr(engine, "_launch", failing)
+    with pytest.raises(MemoryError, match="no room"):
+        list(stream(engine, [[5, 6, 7]], SamplingParams(max_tokens=20, ignore_eos=True)))
 
 
 def test_an_answer_that_was_cut_by_the_default_says_so(afl, llama):

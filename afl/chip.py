@@ -20,7 +20,7 @@ class F:
     TORCH_CPU = "torch_cpu"   # torch's own CPU operators
     NUMBA = "numba"           # loops compiled for the host processor
     NPU = "npu"               # torch's operators on the device, and the vendor's norms, gates, rotations and products
-    ROTARY_PAIRS = "rotary_pairs"     # npu_rotary_mul in its "interleave" mode
+    ROTARY_MUL = "rotary_mul"     # npu_rotary_mul in both modes and in captured graphs
     SCATTER_PA = "scatter_pa"     # npu_scatter_pa_kv_cache
     FIA = "fia"               # npu_fused_infer_attention_score over paged caches
     ATB_PAGED = "atb_paged"   # _npu_paged_attention over plain caches, lengths in a host tensor

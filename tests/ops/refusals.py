@@ -18,6 +18,12 @@ ANGLE = normal(1, 4, 1, 8)
 HEADS = normal(1, 4, 3, 8)
 
 
+def apply(**change: Any) -> tuple[Tensor, Tensor]:
+    angles = dict(cos=normal(1, 4, 1, 64, seed=2), sin=normal(1, 4, 1, 64, seed=3))
+    good: dict[str, Any] = dict(query=normal(1, 4, 3, 64), key=normal(1, 4, 2, 64, seed=1)) | angles
+    return npu.npu_apply_rotary_pos_emb(**good | change)
+
+
 def scatter(**change: Any) -> Any:
     caches = dict(key_cache=normal(3, 4, 2, 8), value_cache=normal(3, 4, 2, 8))
     good = dict(key=normal(3, 2, 8), value=normal(3, 2, 8), slot_mapping=torch.tensor([1, 2, 3]), cache_mode="Norm")
@@ -94,6 +100,15 @@ REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
                          "first dimension of r1"),
     "rope pairs heads": (lambda: npu.npu_rotary_mul(normal(40, 1, 25, 2), *[normal(1, 1, 1, 2)] * 2, "interleave"),
                          "batches times heads"),
+    "apply layout": (lambda: apply(layout="TND"), 'only layout "BSND"'),
+    "apply mode": (lambda: apply(rotary_mode="interleave"), 'must be "half"'),
+    "apply dtype": (lambda: apply(query=normal(1, 4, 3, 64).double()), "16 or 32 bits"),
+    "apply dtypes": (lambda: apply(cos=normal(1, 4, 1, 64).float()), "one dtype"),
+    "apply rank": (lambda: apply(query=normal(4, 3, 64)), "4 dimensions"),
+    "apply channels": (lambda: apply(query=normal(1, 4, 3, 32), key=normal(1, 4, 1, 32)), "64 or 128"),
+    "apply key": (lambda: apply(key=normal(1, 3, 1, 64)), "differ in heads only"),
+    "apply angles": (lambda: apply(cos=normal(1, 4, 1, 32), sin=normal(1, 4, 1, 32)), "of query"),
+    "apply contiguous": (lambda: apply(query=normal(1, 4, 6, 64)[:, :, ::2]), "overwritten"),
     "swiglu odd": (lambda: npu.npu_swiglu(normal(3, 7)), "must be even"),
     "swiglu dim": (lambda: npu.npu_swiglu(normal(3, 8), 2), "a dimension of input"),
     "swiglu dtype": (lambda: npu.npu_swiglu(normal(3, 8).double()), "16 or 32 bits"),

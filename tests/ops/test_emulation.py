@@ -11,7 +11,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from refusals import REFUSED, W, X, normal, scatter
+from refusals import REFUSED, W, X, apply, normal, scatter
 from torch import Tensor
 
 from afl.errors import VendorRefusal
@@ -105,6 +105,15 @@ def test_rotation_takes_angles_by_token_for_all_heads_and_rounds_once(mode: str)
                 y = z[0, t, h, u] * cos - z[0, t, h, w] * sin, z[0, t, h, w] * cos + z[0, t, h, u] * sin
                 size = (z[0, t, h, u].abs() + z[0, t, h, w].abs()) * 2
                 nearly(got[0, t, h, [u, w]], torch.stack(y), size * 0.5)
+
+
+def test_rotation_of_query_and_key_overwrites_both():
+    """The values are those of npu_rotary_mul."""
+    query, key, angles = normal(1, 4, 3, 64), normal(1, 4, 2, 64, seed=1), [normal(1, 4, 1, 64, seed=n) for n in (2, 3)]
+    want = [npu.npu_rotary_mul(x, *angles) for x in (query, key)]
+    out = apply(query=query, key=key, cos=angles[0], sin=angles[1])
+    assert [x.data_ptr() for x in out] == [query.data_ptr(), key.data_ptr()]
+    assert torch.equal(query, want[0]) and torch.equal(key, want[1])
 
 
 @pytest.mark.parametrize("dtype", HALVES)

@@ -45,7 +45,7 @@ PLAIN = {
 MUST = {
     "norm": {"npu_rms_norm"},
     "norm behind an addition": {"npu_add_rms_norm"},
-    "rotation": {"npu_rotary_mul"},
+    "rotation": {"npu_rotary_mul", "npu_apply_rotary_pos_emb"},
     "product": {"npu_linear"},
     "activation": {"npu_swiglu"},
     "cache write": {"npu_scatter_pa_kv_cache", "_npu_reshape_and_cache"},

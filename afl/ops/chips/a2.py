@@ -21,7 +21,7 @@ def _bin(name: str, flops: float, memory: int) -> Roofline:
 register(Chip(
     name="a2",
     soc=("Ascend910B1", "Ascend910B2", "Ascend910B2C", "Ascend910B3", "Ascend910B4", "Ascend910B4-1"),
-    features=frozenset({F.NPU, F.ROTARY_PAIRS, F.SCATTER_PA, F.FIA, F.ATB_PAGED}),
+    features=frozenset({F.NPU, F.ROTARY_MUL, F.SCATTER_PA, F.FIA, F.ATB_PAGED}),
     dtypes=("bfloat16", "float16"),
     limits=Limits(
         memory_bytes=64 << 30,

@@ -8,7 +8,7 @@ from afl.chip import Chip, F, Limits, Roofline, register
 register(Chip(
     name="a3",
     soc=("Ascend910_9362", "Ascend910_9372", "Ascend910_9381", "Ascend910_9382", "Ascend910_9391", "Ascend910_9392"),
-    features=frozenset({F.NPU, F.ROTARY_PAIRS, F.SCATTER_PA, F.FIA, F.ATB_PAGED}),
+    features=frozenset({F.NPU, F.ROTARY_MUL, F.SCATTER_PA, F.FIA, F.ATB_PAGED}),
     dtypes=("bfloat16", "float16"),
     limits=Limits(
         memory_bytes=64 << 30,

@@ -19,7 +19,7 @@ def _bin(name: str, memory: int, bandwidth: float) -> Roofline:
 register(Chip(
     name="a5",
     soc=("Ascend950PR_9579", "Ascend950PR_9589", "Ascend950PR_9599", "Ascend950DT_9591", "Ascend950DT_95A1"),
-    features=frozenset({F.NPU, F.ROTARY_PAIRS, F.SCATTER_PA, F.FIA}),
+    features=frozenset({F.NPU, F.ROTARY_MUL, F.SCATTER_PA, F.FIA}),
     dtypes=("bfloat16", "float16"),
     limits=Limits(
         memory_bytes=128 << 30,

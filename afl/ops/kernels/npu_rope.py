@@ -1,7 +1,8 @@
 """Rotary embedding of the NPU chips, and its fusion with the split before and the cache write behind it.
 
-npu_apply_rotary_pos_emb would do q and k in one call, but it overwrites both, which its schema does not say.  As q and
-k lie side by side in a fused projection, one npu_rotary_mul turns the heads of both.
+npu_rotary_mul turns any number of channels, halves or pairs; as q and k lie side by side in a fused projection, one
+call does the heads of both.  On 310P it knows halves only and cannot be captured for 64, 128, ... channels, so there
+npu_apply_rotary_pos_emb is used, which takes 64 or 128 channels in halves and overwrites its operands.
 """
 
 from typing import Any
@@ -18,26 +19,23 @@ from afl.ops.rope import rope
 from afl.ops.vendor import npu
 
 MOST_CHANNELS, MOST_HEADS = 896, 1000       # exclusive
+APPLIED = (64, 128)                         # widths of npu_apply_rotary_pos_emb
 
 
-def _fits(cos: Any, heads: int) -> bool:
-    return 2 * cos.shape[1] < MOST_CHANNELS and heads < MOST_HEADS
+def _fits(x: Any, cos: Any, sin: Any, *, interleaved: bool) -> bool:
+    """fewer than 896 rotated channels, fewer than 1000 heads"""
+    return 2 * cos.shape[1] < MOST_CHANNELS and x.shape[1] < MOST_HEADS
 
 
-def _halves_fit(x: Any, cos: Any, sin: Any, *, interleaved: bool) -> bool:
-    """halves; fewer than 896 rotated channels, fewer than 1000 heads"""
-    return not interleaved and _fits(cos, x.shape[1])
-
-
-def _pairs_fit(x: Any, cos: Any, sin: Any, *, interleaved: bool) -> bool:
-    """pairs; fewer than 896 rotated channels, fewer than 1000 heads"""
-    return interleaved and _fits(cos, x.shape[1])
+def _few(x: Any, cos: Any, sin: Any, *, interleaved: bool) -> bool:
+    """at most 128 rotated channels"""
+    return 2 * cos.shape[1] <= APPLIED[-1]
 
 
 def _qkv_fits(qkv: Any, cos: Any, sin: Any, k_cache: Any, v_cache: Any, slot: Any, *, h: int, e: int,
               interleaved: bool) -> bool:
     """fewer than 896 rotated channels, fewer than 1000 heads of q and k together"""
-    return _fits(cos, h + k_cache.shape[2])
+    return 2 * cos.shape[1] < MOST_CHANNELS and h + k_cache.shape[2] < MOST_HEADS
 
 
 def rotated(x: Tensor, cos: Tensor, sin: Tensor, interleaved: bool) -> Tensor:
@@ -57,30 +55,30 @@ def _wide(a: Tensor, interleaved: bool) -> Tensor:
     return both[None, :, None]
 
 
-def _turned(x: Tensor, groups: int) -> Tensor:
-    """The last dimension read as a matrix of `groups` rows and written by columns."""
-    return x.unflatten(-1, (groups, -1)).transpose(-1, -2).flatten(-2)
-
-
-@kernel(rope, needs={F.NPU}, dtypes=HALF, when=_halves_fit, name="npu_rotary_mul")
+@kernel(rope, needs={F.NPU, F.ROTARY_MUL}, dtypes=HALF, when=_fits, name="npu_rotary_mul", priority=1)
 def _rope(x: Tensor, cos: Tensor, sin: Tensor, *, interleaved: bool) -> Tensor:
-    return rotated(x, cos, sin, False)
+    return rotated(x, cos, sin, interleaved)
 
 
-@kernel(rope, needs={F.NPU, F.ROTARY_PAIRS}, dtypes=HALF, when=_pairs_fit, name="npu_rotary_mul_pairs", priority=1)
-def _rope_pairs(x: Tensor, cos: Tensor, sin: Tensor, *, interleaved: bool) -> Tensor:
-    return rotated(x, cos, sin, True)
+@kernel(rope, needs={F.NPU}, dtypes=HALF, when=_few, name="npu_apply_rotary")
+def _rope_in_place(x: Tensor, cos: Tensor, sin: Tensor, *, interleaved: bool) -> Tensor:
+    """npu_apply_rotary_pos_emb on a copy: first and second of each pair as halves, both filled up to 32 or 64 channels.
+
+    The operator wants a query and a key: the copy is the one, a head of zeros the other.
+    """
+    t, h, e = x.shape
+    p = cos.shape[1]
+    half = next(n for n in APPLIED if 2 * p <= n) // 2
+    first, second = (x[..., : 2 * p : 2], x[..., 1 : 2 * p : 2]) if interleaved else (x[..., :p], x[..., p : 2 * p])
+    query = torch.nn.functional.pad(torch.stack([first, second], 2), (0, half - p)).view(1, t, h, 2 * half)
+    c, s = (torch.nn.functional.pad(a.to(x.dtype), (0, half - p)).repeat(1, 2)[None, :, None] for a in (cos, sin))
+    query, _ = npu.npu_apply_rotary_pos_emb(query, torch.zeros_like(query[:, :, :1]), c, s, "BSND", "half")
+    y = query.view(t, h, 2, half)[..., :p]
+    y = y.transpose(2, 3).flatten(2) if interleaved else y.flatten(2)
+    return y if 2 * p == e else torch.cat([y, x[..., 2 * p :]], -1)
 
 
-@kernel(rope, needs={F.NPU}, dtypes=HALF, when=_pairs_fit, name="npu_rotary_mul_sorted")
-def _rope_sorted(x: Tensor, cos: Tensor, sin: Tensor, *, interleaved: bool) -> Tensor:
-    """For chips whose npu_rotary_mul knows halves only: the first of each pair in front, rotate, put back."""
-    width, p = 2 * cos.shape[1], cos.shape[1]
-    y = _turned(rotated(_turned(x[..., :width], p), cos, sin, False), 2)
-    return y if width == x.shape[2] else torch.cat([y, x[..., width:]], -1)
-
-
-@kernel(qkv_rope_write, needs={F.NPU, F.ROTARY_PAIRS, F.SCATTER_PA}, dtypes=HALF, when=_qkv_fits,
+@kernel(qkv_rope_write, needs={F.NPU, F.ROTARY_MUL, F.SCATTER_PA}, dtypes=HALF, when=_qkv_fits,
         inplace={1: "k_cache", 2: "v_cache"}, name="npu_rotary_mul")
 def _qkv_rope_write(
     qkv: Tensor, cos: Tensor, sin: Tensor, k_cache: Tensor, v_cache: Tensor, slot: Tensor, *, h: int, e: int,

@@ -24,7 +24,7 @@ class F:
     SCATTER_PA = "scatter_pa"     # npu_scatter_pa_kv_cache
     FIA = "fia"               # npu_fused_infer_attention_score over paged caches
     ATB_PAGED = "atb_paged"   # _npu_paged_attention over plain caches, lengths in a host tensor
-    ATB_NZ = "atb_nz"         # products with NZ weights, the _npu_* cache and attention operators over NZ caches; float16
+    ATB_NZ = "atb_nz"         # products with NZ weights, _npu_* operators over NZ caches; float16
 
 
 @attrs.frozen

@@ -99,7 +99,8 @@ def run(
     logit_bias: Annotated[list[str] | None, _sampling(
         "Added to a token's logit; repeat for several.", metavar="ID:VALUE")] = None,
     bad_words: Annotated[list[str] | None, _sampling(
-        "Never write this text; repeat for several.", metavar="TEXT")] = None,
+        "Never write this text in its usual tokens, at the start or after a space; repeat for several.",
+        metavar="TEXT")] = None,
     logprobs: Annotated[int | None, _sampling(
         "Log-probability of each token, with this many alternatives (0: none).")] = None,
     chip: Chip = _E.chip,

@@ -86,7 +86,8 @@ def _environment() -> Any:
     env.globals.pop("lipsum")
     env.filters["tojson"] = tojson
     env.globals["raise_exception"] = raise_exception
-    for warm in ("{% for a in [{'b': 1}] %}{{ a | tojson }}{% endfor %}", "{{ nothing.at.all }}", "{% if %}"):
+    for warm in ("{% for a in [{'b': 1}] %}{{ a | tojson }}{% endfor %}", "{{ nothing.at.all }}", "{% if %}",
+                 "{{ 'a' | wordwrap(1) }}{{ 1 | pprint }}"):
         try:    # errors import what describes them, which the limit on open files would forbid later
             env.from_string(warm).render()
         except jinja2.TemplateError:

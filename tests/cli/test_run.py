@@ -157,6 +157,25 @@ def test_samples_are_independent_and_take_the_next_seeds(ask, llama):
     assert [r["token_ids"] for r in rows] == single
 
 
+def test_bad_words_are_never_taken(afl, ask, llama):
+    """A word of one token equals a bias that no logit of this model can make up for."""
+    bpe = tiny.tokenizer()
+    (free,) = ask(llama, "the cat", *LONG)
+    taken = [i for i in free["token_ids"] if bpe.decode([i]).isascii() and bpe.decode([i]).strip()]
+    words = [w for i in taken if len(bpe.encode(w := bpe.decode([i])).ids) == 1][:2]
+    assert words, "the answer must hold a word of one token"
+    forms = {tuple(bpe.encode(f).ids) for w in words for f in (w, w.lstrip(), " " + w.lstrip())}
+    if any(len(f) > 1 for f in forms):
+        forms = {f for f in forms if len(f) == 1}
+    given = [x for w in words for x in ("--bad-words", w)]
+    (held,) = ask(llama, "the cat", *given, *LONG)
+    assert held["token_ids"] != free["token_ids"] and not {f[0] for f in forms} & set(held["token_ids"])
+    first = next(n for n, i in enumerate(free["token_ids"]) if (i,) in forms)
+    assert held["token_ids"][:first] == free["token_ids"][:first]
+    result = afl("run", "--model", llama, "x", "--bad-words", " ")
+    assert result.exit_code == 2 and "bad word is empty" in result.stderr and not result.stdout
+
+
 def test_log_probabilities_come_with_each_token(ask, llama):
     (row,) = ask(llama, "the cat", "--logprobs", "2", *LONG)
     assert len(row["logprobs"]) == len(row["token_ids"])

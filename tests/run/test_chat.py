@@ -67,6 +67,14 @@ def test_templates_render_as_in_transformers(chat, source, prompt):
         assert got == want
 
 
+@pytest.mark.parametrize(("source", "want"), [
+    ("{{ messages[0].content | wordwrap(5) }}", "hello\nthere"), ("{{ [1, 'a'] | pprint }}", "[1, 'a']"),
+    ("{{ {'b': 1, 'a': 2} | dictsort | tojson }}", '[["a", 2], ["b", 1]]'),
+])
+def test_filters_that_import_something_on_first_use_work_though_no_file_can_be_opened(chat, source, want):
+    assert chat(source).render([{"role": "user", "content": "hello there"}], now=NOW) == want
+
+
 def test_the_date_is_the_one_passed_in(chat):
     assert chat("{{ strftime_now('%d %b %Y') }}").render(MESSAGES, now=NOW) == "30 Nov 2026"
 

@@ -6,6 +6,8 @@ balanced layer: no move, 17 one rank: no move, 18 names of experts do not matter
 20 same bits everywhere (test_determinism.py, all policies), 23 near the optimum of tiny instances.
 """
 
+from itertools import permutations
+
 import attrs
 import numpy as np
 import pytest
@@ -89,6 +91,17 @@ def test_the_sheets_instance():
         new = run(policy, w, now)
         assert round(float(metrics.par(metrics.rank_loads(w.total, new))[0]), 3) == 1.016
         assert metrics.moves(now, new) <= most_moves
+
+
+@pytest.mark.parametrize("policy", ["flash", "afl"])
+def test_no_renaming_of_ranks_would_save_moves(policy):
+    for seed in range(12):
+        rng = np.random.default_rng(seed)
+        now = some_placement(rng, 1, 12, 16, 4)
+        new = run(policy, LoadWindow.of(rng.integers(1, 99, (9, 1, 12)) ** 2), now)
+        named = [metrics.moves(now, Placement(new.by_rank[:, list(p)].reshape(1, -1), 4))
+                 for p in permutations(range(4))]
+        assert metrics.moves(now, new) == min(named)
 
 
 # 5, 6, 7

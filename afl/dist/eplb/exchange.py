@@ -146,14 +146,16 @@ def recount(slot, fixed, home, held, count, mean, z, price, left, risk, r, part,
     return least, rank, at, expert
 
 
-def exchange(slot, fixed, home, held, count, mean, cov, z, tol, price, moves, budget, most, part, joint, mu, var):
+def exchange(slot, fixed, home, held, count, mean, cov, z, tol, reach, price, moves, budget, most, part, joint, mu,
+             var):
     """Exchange experts between two ranks as long as the riskier of the two falls by what the moves cost.
 
     The riskiest rank goes first.  When it finds no partner, a replica changes its expert (`recount`); when that does
     not help either, the next rank tries, since its exchange may help the first one later.  A rank tries again only with
     ranks that changed.  price: what a move costs, in average loads of a rank; tol: ends when the peak risk is within
-    tol of the average; moves: made so far; most: number of steps.  In the end the best moment (peak risk + price of all
-    moves) is restored.  Returns (peak risk over average load + price of moves, moves).
+    tol of the average; reach: how far from the average to the peak a rank must be to try, 0 to 1; moves: made so far;
+    most: number of steps.  In the end the best moment (peak risk + price of all moves) is restored.  Returns (peak risk
+    over average load + price of moves, moves).
     """
     ranks, size = slot.shape
     risk = np.empty(ranks)
@@ -166,12 +168,14 @@ def exchange(slot, fixed, home, held, count, mean, cov, z, tol, price, moves, bu
     clock, n, best_n = 1, 0, 0
     best_value, best_moves = risk.max() / average + price * moves, moves
     best_slot, best_count = slot.copy(), count.copy()
+    unit = mean / count
+    refund = 2 * price * average                        # what an exchange that takes two moves back is worth
     while n < most and n - best_n <= 2 * ranks:
         if risk.max() <= average * (1.0 + tol):
             break
-        r = -1
+        r, floor = -1, average + reach * (risk.max() - average)
         for q in range(ranks):
-            if scanned[q] < clock and risk[q] > average and (r < 0 or risk[q] > risk[r]):
+            if scanned[q] < clock and risk[q] > floor and (r < 0 or risk[q] > risk[r]):
                 r = q
         if r < 0:
             break
@@ -183,14 +187,16 @@ def exchange(slot, fixed, home, held, count, mean, cov, z, tol, price, moves, bu
                 e = slot[r, k]
                 if e < 0 or fixed[r, k] or held[q, e]:
                     continue
-                mean_e = mean[e] / count[e]
                 for j in range(size):
                     f = slot[q, j]
-                    if f < 0 or fixed[q, j] or held[r, f]:
+                    if f < 0:
+                        continue
+                    d = unit[f] - unit[e]
+                    x = max(mu[r] + d, mu[q] - d)
+                    if x - refund >= least or fixed[q, j] or held[r, f]:
                         continue
                     new = (not home[q, e]) + (not home[r, f]) - (not home[r, e]) - (not home[q, f])
-                    d = mean[f] / count[f] - mean_e
-                    x = max(mu[r] + d, mu[q] - d) + price * average * new
+                    x += price * average * new
                     if x >= least or moves + new > budget:
                         continue
                     if z > 0:
@@ -225,6 +231,7 @@ def exchange(slot, fixed, home, held, count, mean, cov, z, tol, price, moves, bu
             held[q, g], held[q, e] = False, True
             count[g] -= 1
             count[e] += 1
+            unit[g], unit[e] = mean[g] / count[g], mean[e] / count[e]
             tally(slot, count, mean, cov, z, part, joint, mu, var)
             clock += 1
             for h in range(ranks):

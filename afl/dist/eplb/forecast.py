@@ -99,11 +99,14 @@ def choose(x: np.ndarray, ahead: int, name: str = "backtest") -> tuple[str, tupl
     """
     if name == "backtest":
         name = "median" if len(x) >= 8 and halves(x, "median") < halves(x, "mean") else "mean"
-        least = backtest(x, name) * BETTER
-        for candidate in ("ewma4", "ewma10", "krige") if len(x) >= 8 else ():
-            error = backtest(x, candidate)
-            if error < least:
-                name, least = candidate, error
+        least = backtest(x, name)
+        error = backtest(x, "ewma4") if len(x) >= 8 else np.inf
+        if error < least:                               # the load changes for good: how does it?
+            least *= BETTER
+            for candidate in ("ewma4", "ewma10", "krige"):
+                error = error if candidate == "ewma4" else backtest(x, candidate)
+                if error < least:
+                    name, least = candidate, error
     elif name not in FORECASTERS:
         raise ConfigError(unknown("forecaster", name, ("backtest", *FORECASTERS)))
     rate, noise, error = FORECASTERS[name](x, ahead)

@@ -20,6 +20,8 @@ from afl.dist.eplb.values import LoadWindow, Params, Placement, Topology
 
 FINE = 1e-3             # the search goes on until the peak risk is this near to the average
 MOST_WITH_RISK = 2048   # experts; above, the mean alone counts (covariances would take experts ** 2 numbers)
+HASTE = 0.5             # without risk, ranks in the lower half between average and peak are let alone: it saves time
+NEVER = 1e9             # a price that nothing is worth
 STEPS = 8               # searches of a layer, each from the result of the one before
 ERRORS = 2.0            # standard errors by which a new placement must win
 
@@ -49,7 +51,7 @@ def price_of_move(now: Placement, topology: Topology, params: Params) -> float:
     slowest = links.cross_node if len(np.unique(topology.node)) > 1 else links.same_node
     cost = params.bytes_per_expert / slowest / now.ranks                    # the ranks receive at the same time
     worth = params.horizon_steps * params.step_seconds * params.expert_share / now.layers
-    return cost / worth if worth > 0 else np.inf
+    return min(cost / worth, NEVER) if worth > 0 else NEVER
 
 
 def plan_layer(x: np.ndarray, now: np.ndarray, fixed: np.ndarray, ahead: int, price: float,
@@ -174,4 +176,4 @@ class Search:
             moves = compiled(refill)(self.slot, fixed, self.home, self.held, self.count, target, self.mean, self.cov,
                                      self.z, budget, *self.sums)
         return compiled(exchange)(self.slot, fixed, self.home, self.held, self.count, self.mean, self.cov, self.z, FINE,
-                                  price, moves, budget, 4 * self.slot.size, *self.sums)[0]
+                                  0.0 if self.z > 0 else HASTE, price, moves, budget, 4 * self.slot.size, *self.sums)[0]

@@ -123,7 +123,7 @@ class Lines(Ordered):
         sys.stdout.flush()
 
 
-_NO_STATS = {"ttft_s": 0.0, "prefill_tokens_per_s": 0.0, "decode_tokens_per_s": 0.0, "total_s": 0.0, "cached_tokens": 0}
+_NO_STATS = {"ttft_s": 0.0, "prefill_tokens_per_s": 0.0, "decode_tokens_per_s": 0.0, "total_s": 0.0}
 
 
 def record(c: Any) -> dict[str, Any]:
@@ -131,7 +131,7 @@ def record(c: Any) -> dict[str, Any]:
     row = {
         "text": c.text, "token_ids": list(c.token_ids), "prompt_tokens": c.prompt_tokens,
         "finish_reason": c.finish_reason,
-        "stats": {k: round(v, 6) for k, v in c.stats.items()},
+        "stats": {k: round(c.stats[k], 6) for k in _NO_STATS},
     }
     if c.stop_reason is not None:
         row["stop_reason"] = c.stop_reason

@@ -6,9 +6,7 @@ from typing import Annotated, Any
 
 import typer
 
-from afl import sched
 from afl.errors import BadInput
-from afl.sched import perfetto, whatif
 
 from .run import Json
 from .terminal import write
@@ -36,6 +34,9 @@ def replay(log: Log, until: Until = None, policy: Other = None, trace: Trace = N
       afl replay run.log --until 40 --trace run.json
       afl replay run.log --policy priority+watermark
     """
+    from afl import sched  # numpy: not before a log is read
+    from afl.sched import perfetto, whatif
+
     other = sched.Policy.read(policy) if policy is not None else None
     config, own, batches = sched.read(log)
     lists = list(batches)
@@ -61,7 +62,7 @@ def replay(log: Log, until: Until = None, policy: Other = None, trace: Trace = N
         _differences(told, timelines[str(policy)], str(policy))
 
 
-def summary(t: whatif.Timeline) -> dict[str, Any]:
+def summary(t: Any) -> dict[str, Any]:
     """Figures of a timeline."""
     first, ends, s = t.first(), t.finished(), t.state
     plans = [x.plan for x in t.turns if x.plan is not None]
@@ -83,7 +84,9 @@ def table(columns: dict[str, dict[str, Any]]) -> str:
         zip(r, wide, strict=True))).rstrip() + "\n" for r in rows)
 
 
-def _differences(a: whatif.Timeline, b: whatif.Timeline, name: str) -> None:
+def _differences(a: Any, b: Any, name: str) -> None:
+    from afl.sched import whatif
+
     found = whatif.first_difference(a, b)
     if found is None:
         write("\nboth make the same plans\n")

@@ -96,7 +96,7 @@ def test_short_dtype_names_mean_what_the_loader_takes_them_for():
 
 def test_a_policy_may_be_json():
     assert engine_config({"policy": '{"order": "fcfs"}'}).policy.startswith("{")
-    with pytest.raises(ConfigError, match="not valid JSON"):
+    with pytest.raises(ConfigError, match="not JSON"):
         engine_config({"policy": "{"})
 
 

@@ -163,7 +163,7 @@ def test_a_layer_changes_only_for_a_peak_smaller_by_the_gate(policy, gate):
 
 
 @having(15)
-@pytest.mark.parametrize("seed", range(15))
+@pytest.mark.parametrize("seed", [*range(12), 15, 140, 253])               # the last three take more than one search
 def test_planning_again_with_the_same_loads_changes_nothing(policy, seed):
     w, now = case(seed)
     once = run(policy, w, now, Params(max_move_frac=10))
@@ -254,7 +254,7 @@ def test_ten_thousand_experts(policy):
     rng = np.random.default_rng(0)
     w = LoadWindow.of(rng.integers(0, 99, (2, 1, 10_000)))
     now = Placement.initial(1, 10_000, 10_240, 64)
-    new = run(policy, w, now, Params(z=0, max_move_frac=0.02))
+    new = run(policy, w, now, Params(z=0, max_move_frac=0.01))
     assert metrics.par(metrics.rank_loads(w.total, new)) <= metrics.par(metrics.rank_loads(w.total, now))
 
 

@@ -87,18 +87,29 @@ def test_searching_again_from_the_result_finds_nothing(seed):
     np.testing.assert_array_equal(again.slot, s.slot)
 
 
-def test_pairs_of_ranks_that_are_skipped_would_have_changed_nothing(monkeypatch):
-    """The same loop without its memory of unsuccessful pairs."""
-    skip = " or max(changed[q], changed[r]) <= scanned[r]"
+@pytest.mark.parametrize(("skip", "instead"), [
+    (" or max(changed[q], changed[r]) <= scanned[r]", ""), ("x - refund >= least or", "")],
+    ids=["unsuccessful pairs", "exchanges that are too small"])
+def test_what_is_skipped_would_have_changed_nothing(monkeypatch, skip, instead):
+    """The same loop without one of its short cuts."""
     text = inspect.getsource(exchange.exchange)
     assert skip in text
-    forgetful = dict(vars(exchange))
-    exec(text.replace(skip, ""), forgetful)
-    sizes = {"experts": 20, "slots": 24, "ranks": 8}
-    fast = [searched(seed, 1.0, **sizes)[3].slot for seed in range(12)]
-    monkeypatch.setattr(afl, "compiled", lambda loop: forgetful[loop.__name__])
-    for seed, slot in enumerate(fast):
-        np.testing.assert_array_equal(searched(seed, 1.0, **sizes)[3].slot, slot)
+    slow = dict(vars(exchange))
+    exec(text.replace(skip, instead), slow)
+
+    def found(seed, z, price):
+        now, mean, cov = layer(seed, 20, 24, 8)
+        elsewhere = held_of(layer(seed + 100, 20, 24, 8)[0], 20)            # so that many moves can be taken back
+        s = Search(now, elsewhere, np.bincount(now.ravel(), minlength=20), mean, cov, z)
+        s.held[:] = held_of(now, 20)
+        s.run(np.zeros(now.shape, bool), s.count, price, 100)
+        return s.slot
+
+    cases = [(seed, z, price) for seed in range(12) for z in (0.0, 1.0) for price in (0.0, 0.03)]
+    fast = [found(*c) for c in cases]
+    monkeypatch.setattr(afl, "compiled", lambda loop: slow[loop.__name__])
+    for c, slot in zip(cases, fast, strict=True):
+        np.testing.assert_array_equal(found(*c), slot)
 
 
 @pytest.mark.parametrize("z", [0.0, 1.0])

@@ -15,6 +15,7 @@ from arrangements import some_placement, some_sizes
 from brute import best_peak
 
 from afl.dist.eplb import metrics, policies, traces
+from afl.dist.eplb.policies import swift
 from afl.dist.eplb.values import LoadWindow, Params, Placement, Topology
 from afl.errors import BalanceError, ConfigError
 
@@ -82,6 +83,13 @@ def test_random_depends_on_its_seed_only():
     w, now = case(3)
     a, b = (run("random", w, now, attrs.evolve(FREE, seed=s)) for s in (1, 2))
     assert a != b and a == run("random", w, now, attrs.evolve(FREE, seed=1))
+
+
+def test_swift_exchanges_once_per_pair_of_ranks():
+    held = np.zeros((2, 8), bool)
+    held[0, :4] = held[1, 4:] = True
+    swift._exchange(np.array([10.0, 6, 5, 4, 0, 0, 0, 0]), held, np.zeros_like(held), np.zeros((2, 2), int))
+    assert held[0].tolist() == [False, True, True, True, True, False, False, False]     # 15 and 10; 14 and 11 with two
 
 
 def test_the_sheets_instance():

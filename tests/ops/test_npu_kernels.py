@@ -12,9 +12,11 @@ from afl.chip import registered
 from afl.ir import op as ops
 from afl.ir.kernel import Kernel, rejection
 from afl.layout import layout
+from afl.ops.act import swiglu
 from afl.ops.attention import paged_attention
-from afl.ops.kernels import atb_nz, fia
+from afl.ops.kernels import atb_nz, atb_paged, fia, npu_act
 from afl.ops.kernels.npu_norm import one_dtype
+from afl.ops.rope import rope
 from afl.types import HostInts, HostIntsType, TensorType
 
 plugins.load_ops()
@@ -139,6 +141,13 @@ def test_fused_attention_gives_a_row_without_tokens_the_length_one(monkeypatch):
     assert calls[0][1]["actual_seq_lengths_kv"] == [2, 1, 1, 1] and calls[0][1]["actual_seq_lengths"] == [2, 2, 2, 3]
 
 
+@pytest.mark.parametrize("lens", ([1, 2, 0], [1, 0, 0], [130, 1, 2]))
+def test_decode_by_host_lengths_keeps_a_row_of_one_key_and_zeroes_rows_of_none(lens: list[int]):
+    args = attention([int(n > 0) for n in lens], lens, 3, 128)
+    got = atb_paged._attend(*args, scale=0.25)
+    assert torch.allclose(got.float(), paged_attention.reference(*args, scale=0.25).float(), atol=2e-3)
+
+
 @pytest.mark.parametrize(("tokens", "padded"), [(1, 16), (16, 16), (17, 32)])
 def test_nz_attention_pads_to_sixteen_tokens_and_names_its_mask(monkeypatch, tokens: int, padded: int):
     calls = seen(monkeypatch, atb_nz, "_npu_paged_attention_splitfuse_v2")
@@ -153,3 +162,23 @@ def test_nz_attention_pads_to_sixteen_tokens_and_names_its_mask(monkeypatch, tok
 def test_a_mask_lies_on_the_device_that_asks(make: Any):
     mask: Tensor = make.__wrapped__(torch.device("meta"))
     assert mask.device.type == "meta" and mask.shape == (2048, 2048)
+
+
+@pytest.mark.parametrize(("f", "width"), [(16, 32), (48, 96), (20, 64), (1, 32), (17, 64)])
+def test_the_gate_is_given_halves_that_fill_sixteen_channels_and_no_more(monkeypatch, f: int, width: int):
+    calls = seen(monkeypatch, npu_act, "npu_swiglu")
+    x = Rng(3).normal(5, 2 * f).half()
+    got = npu_act._swiglu(x)
+    assert torch.allclose(got.float(), swiglu.reference(x).float(), atol=2e-3)
+    assert [args[0].shape[-1] for args, _ in calls] == [width]
+
+
+@pytest.mark.parametrize("name", ("npu_rotary_mul", "npu_apply_rotary"))
+@pytest.mark.parametrize("interleaved", (False, True))
+@pytest.mark.parametrize(("p", "e"), [(8, 24), (1, 3), (40, 80), (40, 96), (33, 70), (64, 128), (2, 4)])
+def test_rotation_of_any_part_of_a_head_equals_the_reference(name: str, interleaved: bool, p: int, e: int):
+    rng = Rng(3)
+    x, angle = rng.normal(3, 2, e).half(), rng.normal(3, p)
+    args = x, angle.cos(), angle.sin()
+    got = kernel_of("rope", name).fn(*args, interleaved=interleaved)
+    assert torch.allclose(got.float(), rope.reference(*args, interleaved=interleaved).float(), atol=4e-3)

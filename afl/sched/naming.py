@@ -64,20 +64,18 @@ def seal(s: SchedState) -> SchedState:
 def _pairs(s: SchedState, row: int, chain: tuple[bytes, ...], start: int, stop: int) -> Iterator[tuple[int, bytes]]:
     """(block, key) of the row's blocks that end within units start..stop.
 
-    A recurrent group has a state only where a chunk ended: in a prompt at the end of this step's chunk, behind it at
-    every token.
+    A recurrent group has a state only where a chunk ended, and chunks that pass a block's end do end there
+    (`loops.fit`), so a block that is held has the state at its end.
     """
-    unit, w, base, sched = s.config.unit, s.config.width, int(s.base[row]), int(s.sched[row])
+    unit, w = s.config.unit, s.config.width
     table = s.table.array
     if len(s.config.groups) == 1 and s.config.groups[0].kind == "full":
         blocks = table[row * w + start : row * w + stop].tolist()
         yield from zip(blocks, chain[start:stop], strict=True)
         return
     for g, (spec, lane) in enumerate(zip(s.config.groups, s.lanes(row), strict=True)):
-        size = spec.block_tokens
-        each = size // unit
+        each = spec.block_tokens // unit
         for i in range(start // each, stop // each):
-            end = (i + 1) * size
             block = int(table[lane * w + i])
-            if block and (spec.kind != "recurrent" or end > base or end == sched):
+            if block:
                 yield block, hashing.key(chain[(i + 1) * each - 1], g)

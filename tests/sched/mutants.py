@@ -17,14 +17,13 @@ MUTANTS = [
     ("admit.py", "s.config.unit, len(t.tokens) - 1, s.step)", "s.config.unit, len(t.tokens), s.step)"),  # wrong hit cap
     ("hits.py", "if at and groups[g].kind == \"recurrent\" and born[at] == step + 1 else at", "if False else at"),
     ("hits.py", "while length and length != before:", "while length and before < 0:"),     # one round only
-    ("hits.py", "            n, run = n - run - 1, 0", "            n, run = n - 1, 0"),
+    ("hits.py", "        if block(n - run - 1):", "        if run or block(n - run - 1):"),
     ("hashing.py", "parent = digest.digest()[:16]", "parent = sha256(raw[i * step : (i + 1) * step]).digest()[:16]"),
     ("hashing.py", "salt.encode(), str(weights)", "b'', str(weights)"),                    # the salt is forgotten
     ("hashing.py", "adapter.encode(), str(adapter_version).encode()", "adapter.encode(), b''"),
     ("hashing.py", "        if items:\n", "        if not items:\n"),
     ("naming.py", "full = min(int(s.sched[row]), int(s.tokens.lengths[row])) // s.config.unit",
      "full = -(-min(int(s.sched[row]), int(s.tokens.lengths[row])) // s.config.unit)"),    # names a block half full
-    ("naming.py", "spec.kind != \"recurrent\" or end > base or end == sched", "True"),       # states that were not kept
     ("naming.py", "np.where(s.status > 0, SEALED, s.hashed)", "np.where(s.status > 9, SEALED, s.hashed)"),
     ("step.py", "evolve(seal(s), weights=", "evolve(s, weights="),                         # old names stay
     # windows

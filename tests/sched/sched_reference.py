@@ -84,8 +84,7 @@ class Reference:
                 if end <= r.named * unit or end // size > len(r.tables[g]):
                     continue
                 b, key = r.tables[g][end // size - 1], (g, r.request.salt, *r.tokens[:end])
-                state = spec.kind != "recurrent" or end > r.base or end == r.sched
-                if b and state and key not in self.names and b not in self.names.values():
+                if b and key not in self.names and b not in self.names.values():
                     self.names[key], self.born[b] = b, step
         r.named = max(r.named, full)
 

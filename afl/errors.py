@@ -72,6 +72,9 @@ class CheckFailed(AflError):
     """Checked mode: an index out of range, a non-finite value, or a result that is not of its declared type."""
 
 
+_LONGEST = 200      # characters of a name that are looked at
+
+
 def nearest(name: str, known: Iterable[str], n: int = 3) -> list[str]:
     """The names in `known` that look like `name`, best first.
 
@@ -79,7 +82,7 @@ def nearest(name: str, known: Iterable[str], n: int = 3) -> list[str]:
     ['temperature']
     """
     spelt = {k.lower(): k for k in known}
-    return [spelt[k] for k in difflib.get_close_matches(name.lower(), list(spelt), n=n, cutoff=0.5)]
+    return [spelt[k] for k in difflib.get_close_matches(name[:_LONGEST].lower(), list(spelt), n=n, cutoff=0.5)]
 
 
 def unknown(kind: str, name: str, known: Iterable[str]) -> str:
@@ -89,6 +92,7 @@ def unknown(kind: str, name: str, known: Iterable[str]) -> str:
     "unknown chip 'cpux'; did you mean 'cpu'? Known: cpu"
     """
     known = sorted(known)
+    name = name if len(name) <= _LONGEST else name[:_LONGEST] + "..."     # it may come from a hostile file
     near = nearest(name, known)
     hint = f"; did you mean {near[0]!r}?" if near else "."
     return f"unknown {kind} {name!r}{hint} Known: {', '.join(known) or 'none'}"

@@ -2,6 +2,7 @@
 
 import inspect
 import pickle
+import time
 
 import pytest
 
@@ -27,6 +28,13 @@ def test_the_nearest_name_comes_first():
 def test_an_unknown_name_is_answered_with_the_list():
     assert unknown("chip", "cpuu", {"cpu": 1, "a2": 2}) == "unknown chip 'cpuu'; did you mean 'cpu'? Known: a2, cpu"
     assert unknown("chip", "x", []) == "unknown chip 'x'. Known: none"
+
+
+def test_a_huge_name_is_cut_and_costs_no_time():
+    start = time.process_time()
+    assert unknown("chip", "cpu" * 1_000_000, ["cpu"]).startswith("unknown chip 'cpucpu")
+    assert len(unknown("chip", "cpu" * 1_000_000, ["cpu"])) < 300
+    assert nearest("cpu" * 1_000_000, ["cpu", "cpu" * 66]) == ["cpu" * 66] and time.process_time() - start < 1
 
 
 def test_one_violation_is_a_sentence_and_several_are_a_list():

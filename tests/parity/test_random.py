@@ -112,7 +112,8 @@ def test_tokens_do_not_depend_on_options_or_company_at_length(model, tmp_path):
 
 def growth(model, first, then):
     """Bytes of resident memory that `then` hundreds of requests add after the `first` ones."""
-    before, (engine, rng) = 0, (model.engine(max_seqs=16, block_tokens=4, kv_blocks=200, max_model_len=41), random.Random(0))
+    engine, rng = model.engine(max_seqs=16, block_tokens=4, kv_blocks=200, max_model_len=41), random.Random(0)
+    resident = []
     for i in range(first + then):
         for _ in range(100):
             prompt, params = request(rng)
@@ -122,10 +123,9 @@ def growth(model, first, then):
         if i in (first - 1, first + then - 1):
             gc.collect()
             with open("/proc/self/statm") as f:
-                resident = int(f.read().split()[1]) * resource.getpagesize()
-            before = resident if i == first - 1 else before
+                resident.append(int(f.read().split()[1]) * resource.getpagesize())
     assert not engine.live and engine.metrics()["blocks_used"] == 0
-    return resident - before
+    return resident[1] - resident[0]
 
 
 def test_requests_that_were_served_leave_nothing(model):

@@ -69,6 +69,15 @@ def test_the_token_is_the_first_whose_cumulative_probability_passes_u():
     assert draw(torch.tensor([[0.1, 0.6, 0.3]]).log(), 0.65).tolist() == [1]
 
 
+def test_a_u_that_lies_on_a_border_takes_the_token_behind_it():
+    u = torch.tensor([0.0, 0.25, 0.5, 0.75], dtype=torch.float64)
+    assert draw(torch.zeros(4, 4), u).tolist() == [0, 1, 2, 3]
+
+
+def test_a_min_p_above_one_keeps_the_likeliest():
+    assert draw(torch.tensor([[1.0, 3.0, 2.0]] * 3), torch.tensor([0.1, 0.5, 0.9]), min_p=1.5).tolist() == [1, 1, 1]
+
+
 def test_top_p_keeps_the_fewest_that_reach_it():
     assert set(shares([0.5, 0.3, 0.15, 0.05], top_p=0.8)) == {0, 1}
     assert set(shares([0.05, 0.3, 0.15, 0.5], top_p=0.81)) == {1, 2, 3}

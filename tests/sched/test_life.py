@@ -22,6 +22,7 @@ from afl.sched import (
     metrics,
     policies,
 )
+from afl.sched.results import repeats
 
 SMALL = SchedConfig(4, 16, 64, 32, 4)
 
@@ -238,6 +239,8 @@ def test_every_stop_condition():
             run.submit(request)
             run.drain()
             assert run.finish["a"] == why and run.result("a") == alone(request, 64), why
+    assert repeats([1, 2, 3, 1, 2, 3], 1, 3, 2) and not repeats([1, 2, 3, 1, 2, 3], 1, 2, 2)
+    assert repeats([5, 5, 5], 1, 1, 3) and not repeats([4, 5, 5], 1, 1, 3) and not repeats([7, 7], 2, 3, 2)
     run = Run(config)
     run.submit(Request("p", range(20), 0, pooling=True))
     run.drain()

@@ -8,7 +8,7 @@ import pytest
 from sched_fakes import Run, alone, expect_alone, next_token
 
 from afl.errors import ConfigError
-from afl.sched import Aborted, Arrived, Policy, Request, Sampled, SchedConfig, Tick, check, init, policies, step
+from afl.sched import Aborted, Arrived, Policy, Request, Sampled, SchedConfig, Sent, Tick, check, init, policies, step
 
 TRACE = [Request("r1", range(10), 6), Request("r2", range(20, 26), 4)]
 
@@ -114,6 +114,35 @@ def test_a13_late_results_of_finished_rows_are_dropped_and_counted(depth):
     assert run.result("a") == alone(request, 64) and run.finish["a"] == "stop"
     assert run.state.dropped == depth - 1                                # plans that were in flight when EOS was seen
     assert run.state.pool.free == 32
+
+
+def test_nobody_overtakes_a_preempted_request_while_its_plans_are_in_flight():
+    run = Run(SchedConfig(4, 8, 40, 9, 4), 3)
+    run.submit(Request("sent", [1] * 5, 1, readers=1))
+    run.drain()                                                          # two blocks stay pinned
+    run.submit(Request("old", [5] * 3, 20))
+    run.submit(Request("new", [6] * 3, 20))
+    while not run.state.preempting:
+        run.step()
+    run.step(Sent("sent"), Arrived(Request("tiny", [7], 2)))
+    first = {}
+    while run.state.busy:
+        for plan in run.state.inflight:
+            first |= {i: plan.step for i, start in zip(plan.ids, plan.start, strict=True) if start == 0}
+        run.step()
+    assert first["new"] < first["tiny"]
+
+
+def test_a_victim_that_was_served_in_this_step_gives_that_back():
+    """The free block that `low` had been granted goes to `high` at once; low's own come back after the fence."""
+    run = Run(SchedConfig(2, 16, 64, 5, 4), 2, policies.get("priority"))
+    requests = [Request("low", [1] * 3, 12, priority=5), Request("high", [2] * 3, 12, priority=0)]
+    run.submit(requests[0])
+    run.step(Arrived(requests[1]))
+    while not run.state.preemptions:
+        plan = run.step()
+    assert plan.ids.tolist() == ["high"]
+    expect_alone(run.drain(), requests)
 
 
 def test_an_abort_with_three_plans_in_flight_gives_everything_back_after_the_last():

@@ -30,7 +30,7 @@ MUTANTS = [
     ("loops.py", "past = done[i] - windows[g] + 1 if", "past = done[i] - windows[g] + 2 if"),
     ("results.py", "done = (s.sched - flying(s))[rows]", "done = s.sched[rows]"),              # lost fence of a window
     ("results.py", "s = _truncate(s, row, tokens)\n",
-     ""),  # blocks of a failed load stay
+     "s = s\n"),  # blocks of a failed load stay
     ("results.py", "tokens = local if c.sliding else max(",
      "tokens = max("),  # partial loads are believed
     ("results.py", "status[row], sched[row] = RUNNING, tokens", "status[row], sched[row] = RUNNING, promised"),

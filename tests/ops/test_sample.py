@@ -78,6 +78,12 @@ def test_a_min_p_above_one_keeps_the_likeliest():
     assert draw(torch.tensor([[1.0, 3.0, 2.0]] * 3), torch.tensor([0.1, 0.5, 0.9]), min_p=1.5).tolist() == [1, 1, 1]
 
 
+@pytest.mark.parametrize("k", (1, 2, 3))
+def test_top_k_keeps_the_k_likeliest(k: int):
+    got = draw(torch.tensor([[1.0, 1.3, 1.2, 1.1]]).expand(1000, 4).contiguous(), U, top_k=k)
+    assert sorted(set(got.tolist())) == sorted([1, 2, 3][:k])
+
+
 def test_top_p_keeps_the_fewest_that_reach_it():
     assert set(shares([0.5, 0.3, 0.15, 0.05], top_p=0.8)) == {0, 1}
     assert set(shares([0.05, 0.3, 0.15, 0.5], top_p=0.81)) == {1, 2, 3}

@@ -157,16 +157,13 @@ def test_d09_buckets_bound_the_traces(model, capturing, serve):
 
 
 def test_d12_eager_traces_and_captures_nothing(model, capturing, serve):
+    requests = {"a": ([1, 2], {"max_tokens": 6}), "b": ([3], {"max_tokens": 3, "temperature": 1.0, "seed": 1})}
+    want = serve(engine := model.engine(), requests)
+    assert engine.greedy.traces and engine.sampled.traces, "steps of both kinds, or half of the switch is not tried"
     for it in (model, attrs.evolve(model, chip=capturing)):
         engine = it.engine(eager=True)
-        got = serve(
-            engine, {"a": ([1, 2], {"max_tokens": 3}), "b": ([3], {"max_tokens": 3, "temperature": 1.0, "seed": 1})}
-        )
+        assert serve(engine, requests) == want
         assert engine.traces == 0 and not engine.greedy.programs() and not engine.sampled.programs()
-        assert got == serve(
-            model.engine(),
-            {"a": ([1, 2], {"max_tokens": 3}), "b": ([3], {"max_tokens": 3, "temperature": 1.0, "seed": 1})},
-        )
 
 
 # ---- indices --------------------------------------------------------------------------------------------------------

@@ -156,6 +156,22 @@ def test_b16_ignore_eos_ignores_all_of_them_but_no_stop_string(text_model):
     assert len(one(ends, [5], ignore_eos=True, stop_ids=(free.token_ids[0],), **favour).token_ids) == 1
 
 
+class Counted:
+    """An engine whose tokens are one character each; `held` are the characters not shown, before each step."""
+
+    def __init__(self, engine):
+        self.engine, self.shown, self.delivered, self.held = engine, 0, 0, []
+
+    def step(self):
+        self.held.append(self.delivered - self.shown)
+        result = self.engine.step()
+        self.delivered += int((result.outputs.tokens >= 0).sum())
+        return result
+
+    def __getattr__(self, name):
+        return getattr(self.engine, name)
+
+
 @pytest.mark.parametrize("depth", [1, 2])
 def test_b17_streamed_text_is_the_whole_text_and_holds_back_no_more_than_it_must(text_model, depth):
     bpe = tiny.tokenizer()
@@ -165,16 +181,18 @@ def test_b17_streamed_text_is_the_whole_text_and_holds_back_no_more_than_it_must
         whole = one(text_model, [5], seed=seed, **how)
         assert set(whole.text) <= set("abc") and len(whole.text) == 40
         for stop in (("bca",), ("abc", "ccb"), ("abcabcabc",)):
-            engine = text_model.engine(depth=depth)
-            text, done = "", None
+            engine, text, done = Counted(text_model.engine(depth=depth)), "", None
             for piece in stream(engine, [[5]], SamplingParams(stop=stop, seed=seed, **how)):
                 text += piece.text
+                engine.shown = len(text)
                 assert whole.text.startswith(text)
                 done = piece.done or done
             found = [whole.text.index(s) + len(s) for s in stop if s in whole.text]
             cut = next((whole.text[: min(found) - len(s)] for s in stop if whole.text[: min(found)].endswith(s)),
                        None) if found else None
             assert text == done.text == (whole.text if cut is None else cut)
+            live = engine.held[: len(done.token_ids)]      # after a match nothing more is shown
+            assert max(live) <= max(map(len, stop)) - 1 and len(live) > 2
             assert done.finish_reason == ("length" if cut is None else "stop")
             assert one(text_model, [5], stop=stop, seed=seed, **how).text == text
 

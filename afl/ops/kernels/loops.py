@@ -19,7 +19,8 @@ loops = kept(numba.njit, nogil=True, fastmath={"reassoc", "contract", "nsz"}, bo
 
 def processor_has(feature: str) -> bool:
     """Whether loops are compiled for an x86 processor with that feature ("fma", "f16c"); other families have both."""
-    triple, _, features = cpu_target.target_context.codegen().magic_tuple()
+    context: Any = cpu_target.target_context
+    triple, _, features = context.codegen().magic_tuple()
     return not triple.startswith(("x86_64", "i")) or f"+{feature}" in features.split(",")
 
 

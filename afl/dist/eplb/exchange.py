@@ -113,15 +113,17 @@ def recount(slot, fixed, home, held, count, mean, z, price, left, risk, r, part,
                 holder[slot[q, k], n[slot[q, k]]] = q
                 n[slot[q, k]] += 1
     order = np.argsort(-mean, kind="mergesort")         # ties go to the hotter expert, not to the smaller number
+    own = order[held[r][order]]                         # what another rank may take a replica of
     least, rank, at, expert = risk[r] * (1 - 1e-9), -1, -1, -1
     for q in range(ranks):
         for k in range(size):
             g = slot[q, k]
             if g < 0 or fixed[q, k] or count[g] < 2:
                 continue
-            for i in range(experts):
-                e = order[i]
-                if held[q, e] or not (q == r or held[r, e]):
+            able = order if q == r else own
+            for i in range(len(able)):
+                e = able[i]
+                if held[q, e]:
                     continue
                 new = (not home[q, e]) - (not home[q, g])
                 if new > left:

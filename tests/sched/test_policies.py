@@ -289,14 +289,6 @@ def test_composing_keeps_caps_and_gates_of_all():
     assert policy.chunk == ("fcfs", "decode_first") and dict(policy.params) == {"growth_steps": 9}
 
 
-def test_what_a_victim_was_granted_in_the_same_step_is_there_at_once():
-    run = Run(SchedConfig(2, 32, 64, 5, 4), depth=2, policy=get("priority"))
-    run.submit(Request("low", range(7), 9, priority=1))
-    run.submit(Request("high", range(8), 9, priority=0))
-    plan = run.step()                   # low takes the last block; it is in flight, so that its others come later
-    assert plan.ids.tolist() == ["high"] and plan.start.tolist() == [8] and run.steps == 3
-
-
 def test_decode_first_selects_decodes_before_older_prompts():
     s = SimpleNamespace(sched=np.array([3, 9, 5, 12]), base=np.array([8, 8, 8, 8]))
     [(rows, left, _)] = decode_first.select(s, np.array([0, 1, 2, 3]), np.array([5, 1, 3, 1]), {})

@@ -135,13 +135,13 @@ def test_nobody_overtakes_a_preempted_request_while_its_plans_are_in_flight():
 
 def test_a_victim_that_was_served_in_this_step_gives_that_back():
     """The free block that `low` had been granted goes to `high` at once; low's own come back after the fence."""
-    run = Run(SchedConfig(2, 16, 64, 5, 4), 2, policies.get("priority"))
-    requests = [Request("low", [1] * 3, 12, priority=5), Request("high", [2] * 3, 12, priority=0)]
+    run = Run(SchedConfig(2, 32, 64, 5, 4), 2, policies.get("priority"))
+    requests = [Request("low", range(7), 9, priority=1), Request("high", range(8), 9, priority=0)]
     run.submit(requests[0])
-    run.step(Arrived(requests[1]))
-    while not run.state.preemptions:
-        plan = run.step()
-    assert plan.ids.tolist() == ["high"]
+    run.submit(requests[1])
+    plan = run.step()
+    assert plan.ids.tolist() == ["high"] and plan.start.tolist() == [8]
+    assert run.steps == 3, "planned only after a result had come"
     expect_alone(run.drain(), requests)
 
 

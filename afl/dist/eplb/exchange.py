@@ -27,7 +27,8 @@ def tally(slot, count, mean, cov, z, part, joint, mu, var):
                 part[e, f] = cov[e, f] / (count[e] * count[f])
     for r in range(ranks):
         mu[r], var[r] = 0.0, 0.0
-        joint[r, :] = 0.0
+        if z > 0:
+            joint[r, :] = 0.0
         for k in range(size):
             e = slot[r, k]
             if e >= 0:
@@ -96,23 +97,14 @@ def refill(slot, fixed, home, held, count, target, mean, cov, z, budget, part, j
     return moves
 
 
-def recount(slot, fixed, home, held, count, mean, z, price, left, risk, r, part, joint, mu, var):
+def recount(slot, fixed, home, held, count, order, mean, z, price, left, risk, r, part, joint, mu, var):
     """The best replica to give up for one more of another expert, to lower the risk of rank `r`.
 
     Either an expert of r gets a replica elsewhere, or r gives up an expert that has others.  Returns (largest risk of
     the ranks that change + price of the move, rank, slot, expert to write there); rank -1 if r's risk would not fall.
-    left: moves that may still be made; price in the unit of risks.
+    order: the experts, those first that win ties; left: moves that may still be made; price in the unit of risks.
     """
     ranks, size = slot.shape
-    experts = len(mean)
-    holder = np.full((experts, count.max()), -1, np.int64)
-    n = np.zeros(experts, np.int64)
-    for q in range(ranks):
-        for k in range(size):
-            if slot[q, k] >= 0:
-                holder[slot[q, k], n[slot[q, k]]] = q
-                n[slot[q, k]] += 1
-    order = np.argsort(-mean, kind="mergesort")         # ties go to the hotter expert, not to the smaller number
     own = order[held[r][order]]                         # what another rank may take a replica of
     least, rank, at, expert = risk[r] * (1 - 1e-9), -1, -1, -1
     for q in range(ranks):
@@ -129,8 +121,10 @@ def recount(slot, fixed, home, held, count, mean, z, price, left, risk, r, part,
                 if new > left:
                     continue
                 worst = price * new
-                for j in range(n[e] + n[g]):
-                    h = holder[e, j] if j < n[e] else holder[g, j - n[e]]
+                for j in range(-2, ranks):              # r and q first: they are what mostly rules a change out
+                    h = r if j == -2 else q if j == -1 else j
+                    if not (held[h, e] or held[h, g]):
+                        continue
                     x = -1.0 / (count[e] + 1) if held[h, e] else 0.0            # change of h's part of e's replica
                     y = 1.0 / (count[g] - 1) if held[h, g] else 0.0
                     if h == q:
@@ -171,6 +165,7 @@ def exchange(slot, fixed, home, held, count, mean, cov, z, tol, reach, price, mo
     best_value, best_moves = risk.max() / average + price * moves, moves
     best_slot, best_count = slot.copy(), count.copy()
     unit = mean / count
+    order = np.argsort(-mean, kind="mergesort")         # ties go to the hotter expert, not to the smaller number
     refund = 2 * price * average                        # what an exchange that takes two moves back is worth
     while n < most and n - best_n <= 2 * ranks:
         if risk.max() <= average * (1.0 + tol):
@@ -184,6 +179,8 @@ def exchange(slot, fixed, home, held, count, mean, cov, z, tol, reach, price, mo
         least, with_rank, at, to = risk[r] - 1e-9 * average, -1, -1, -1
         for q in range(ranks):
             if q == r or risk[q] >= risk[r] or max(changed[q], changed[r]) <= scanned[r]:
+                continue
+            if 0.5 * (mu[r] + mu[q]) - refund > least:      # no exchange leaves both below their average
                 continue
             for k in range(size):
                 e = slot[r, k]
@@ -222,8 +219,8 @@ def exchange(slot, fixed, home, held, count, mean, cov, z, tol, reach, price, mo
             q = -1
             if counted[r] < changed[r] and risk[r] >= risk.max():
                 counted[r] = clock
-                _, q, k, e = recount(slot, fixed, home, held, count, mean, z, price * average, budget - moves, risk, r,
-                                     part, joint, mu, var)
+                _, q, k, e = recount(slot, fixed, home, held, count, order, mean, z, price * average, budget - moves,
+                                     risk, r, part, joint, mu, var)
             if q < 0:
                 scanned[r] = clock
                 continue

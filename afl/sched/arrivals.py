@@ -10,7 +10,7 @@ from afl.sched.naming import named
 from afl.sched.outputs import EXPIRED, NOTHING, REASONS, Outputs
 from afl.sched.policy import bind
 from afl.sched.queue import build, swept
-from afl.sched.rows import end, enqueue
+from afl.sched.rows import end, enqueue, with_pins
 from afl.sched.state import GRAMMAR, INPUT, QUEUED, SchedConfig, SchedState, Ticket, evolve, is_waiting
 
 
@@ -97,9 +97,12 @@ def expire(s: SchedState) -> tuple[SchedState, Outputs]:
             due[entry[2]] = EXPIRED
         alarms = alarms.pop()
     s = evolve(s, alarms=alarms)
-    late = sorted(id for id, pin in s.pins.items() if pin.expires <= s.now) if len(s.pins) else ()
+    late = sorted(id for id, pins in s.pins.items() if pins[0].expires <= s.now) if len(s.pins) else ()
     for id in late:
-        s = evolve(s, pool=s.pool.drop(s.pins[id].blocks[::-1]), pins=s.pins.delete(id))
+        for pin in s.pins[id]:
+            if pin.expires <= s.now:
+                s = evolve(s, pool=s.pool.drop(pin.blocks[::-1]))
+        s = with_pins(s, id, tuple(p for p in s.pins[id] if p.expires > s.now))
     return finish(s, due) if due else (s, NOTHING)
 
 

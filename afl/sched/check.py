@@ -26,7 +26,7 @@ def check(s: SchedState) -> None:
     _rows(s)
     _requests(s)
     _blocks(s)
-    _pool(s.pool, [*_held(s), *(p.blocks for p in s.pins.values())])
+    _pool(s.pool, [*_held(s), *(p.blocks for pins in s.pins.values() for p in pins)])
     _pool(s.hosts, [np.array([h for _, _, h in t.host], np.int32) for t in s.tickets.values()])
     _counters(s)
 

@@ -21,7 +21,7 @@ def metrics(s: SchedState) -> dict[str, int | float | dict[str, int]]:
         "in_flight": len(s.inflight),
         "blocks": c.blocks,
         "blocks_used": c.blocks - s.pool.free,
-        "blocks_pinned": sum(len(p.blocks) for p in s.pins.values()),
+        "blocks_pinned": sum(len(p.blocks) for pins in s.pins.values() for p in pins),
         "blocks_named": len(s.pool.blocks),
         "evictions": s.pool.evictions,
         "prompt_tokens": s.prompted,

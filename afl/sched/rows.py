@@ -120,18 +120,29 @@ def end(s: SchedState, ids: Iterable[str], forget: bool = False) -> SchedState:
                               chain=chain, weights=s.weights if chain else -1)
         s = evolve(s, tickets=s.tickets.set(id, ticket), parked=(s.parked[0], s.parked[1] + 1))
     s = leave(s, rows, ENDED)
-    return evolve(s, queue=swept(s.queue, s.waiting, lambda e: is_waiting(s, e)))
+    alarms = swept(s.alarms, len(s.tickets), lambda e: e[2] in s.tickets and s.tickets[e[2]].number == e[1])
+    return evolve(s, alarms=alarms, queue=swept(s.queue, s.waiting, lambda e: is_waiting(s, e)))
 
 
 def unpin(s: SchedState, id: str, reader: int | None) -> SchedState:
-    """A transfer of a request that is gone has ended (reader None), or one reader has its blocks."""
-    pin: Pin | None = s.pins.get(id)
-    if pin is None or (reader is None) != (pin.readers == 0):
-        return s
-    seen = pin.seen if reader is None else pin.seen | {reader}
-    if reader is not None and len(seen) < pin.readers:
-        return evolve(s, pins=s.pins.set(id, attrs.evolve(pin, seen=seen)))
-    return evolve(s, pool=s.pool.drop(pin.blocks), pins=s.pins.delete(id))
+    """A transfer of a request that is gone has ended (reader None), or one reader has its blocks.
+
+    A session pins the blocks of each of its turns; a reader takes them in order.
+    """
+    pins = s.pins.get(id) or ()
+    for i, pin in enumerate(pins):
+        if (reader is None) != (pin.readers == 0) or reader in pin.seen:
+            continue
+        seen = pin.seen if reader is None else pin.seen | {reader}
+        if reader is not None and len(seen) < pin.readers:
+            return with_pins(s, id, (*pins[:i], attrs.evolve(pin, seen=seen), *pins[i + 1 :]))
+        return with_pins(evolve(s, pool=s.pool.drop(pin.blocks)), id, pins[:i] + pins[i + 1 :])
+    return s
+
+
+def with_pins(s: SchedState, id: str, pins: tuple[Pin, ...]) -> SchedState:
+    """The state with these pins of a request, oldest first."""
+    return evolve(s, pins=s.pins.set(id, pins) if pins else s.pins.delete(id))
 
 
 def _keep_for_transfers(s: SchedState, t: Ticket) -> SchedState:
@@ -142,7 +153,8 @@ def _keep_for_transfers(s: SchedState, t: Ticket) -> SchedState:
     blocks = np.concatenate(held_blocks(s, t.row))
     expires = float("inf") if filling else s.now + s.config.read_timeout
     pin = Pin(blocks, 0 if filling else t.request.readers, expires=expires)
-    return evolve(s, pool=s.pool.hold(blocks), pins=s.pins.set(t.request.id, pin))
+    s = evolve(s, pool=s.pool.hold(blocks))
+    return with_pins(s, t.request.id, (*(s.pins.get(t.request.id) or ()), pin))
 
 
 def _requeue(s: SchedState, row: int) -> SchedState:

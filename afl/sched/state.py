@@ -80,7 +80,7 @@ class SchedState:
     queue: Queue                  # those that wait
     parked: tuple[int, int]       # requests that wait for their grammar, sessions that wait for input
     alarms: Queue                 # (expires, number, id) of requests that expire
-    pins: VDict                   # id -> Pin
+    pins: VDict                   # id -> Pins, oldest first
     learned: Mapping[str, Any]    # per policy file: what it has made of the events so far
     running: np.ndarray           # intp rows in admission order
     away: tuple[tuple[int, int], ...]      # (fence, row): LEAVING and ENDED rows, free once plan `fence` was observed
@@ -243,7 +243,8 @@ def _content(s: SchedState) -> Any:
     return (
         s.config, s.now, s.step, s.arrivals, s.pause, s.weights, tickets, s.parked,
         [e for e in s.queue.entries() if is_waiting(s, e)],
-        sorted((k, p.blocks.tolist(), p.readers, sorted(p.seen), p.expires) for k, p in s.pins.items()),
+        [e for e in s.alarms.entries() if e[2] in s.tickets and s.tickets[e[2]].number == e[1]],
+        sorted((k, p.blocks.tolist(), p.readers, sorted(p.seen), p.expires) for k, x in s.pins.items() for p in x),
         sorted(s.learned.items()), s.running.tolist(), s.away, pool,
         [(c.device.tolist(), c.host.tolist()) for c in s.outgoing],
         [x.tolist() for r in rows for x in s.blocks_of(r)], [s.tokens[r].tolist() for r in rows],

@@ -346,3 +346,31 @@ def test_a_hundred_thousand_waiting_requests_cost_a_step_nothing():
         from afl.sched import Sampled
         s, plan, _ = step(s, [Sampled(plan.step, [1])], policy)
     assert s.queue.size == size and s.queue.node is node, "the queue was not touched"
+
+
+def test_every_turn_of_a_session_is_read_once_by_each_reader():
+    run = Run(SchedConfig(2, 16, 64, 32, 4, read_timeout=10.0))
+    run.submit(Request("s", range(6), 2, session=True, readers=2))
+    for more in (None, [9, 9]):
+        if more:
+            run.step(Input("s", more, 2))
+        for _ in range(4):
+            run.step()
+    assert len(run.tokens["s"]) == 4 and len(run.state.pins["s"]) == 2
+    turns = [len(p.blocks) for p in run.state.pins["s"]]
+    run.step(Sent("s", 0))
+    run.step(Sent("s", 1))
+    assert [len(p.blocks) for p in run.state.pins["s"]] == turns[1:]
+    run.step(Sent("s", 0))
+    run.step(Tick(99.0))
+    run.abort("s")
+    empty(run)
+
+
+def test_a25_given_up_requests_leave_no_alarm():
+    run = Run(SMALL)
+    run.submit(*(Request(str(i), [1] * 9, 2, expires=1e9) for i in range(50)))
+    run.abort(*map(str, range(50)))
+    run.drain()
+    assert run.state.alarms.size == 0
+    empty(run)

@@ -97,7 +97,7 @@ MUTANTS = [
     ("policies/decode_first.py", "    if not most:\n", "    if most:\n"),
     ("policies/prefill_first.py", "np.where(prompt, left, 0)", "np.where(prompt, left, left)"),
     ("policies/watermark.py", "if c.running and", "if False and"),
-    ("policies/growth.py", "    if need > s.config.blocks:", "    if False:"),
+    ("policies/growth.py", "    if need > config.blocks:", "    if False:"),
     ("policies/balance.py", "if max(peers.running) >= cap else None", "if False else None"),
     ("policies/balance.py", "if used > most else None", "if False else None"),
     ("policies/recompute.py", "return \"swap\" if swap_seconds", "return \"recompute\" if swap_seconds"),

@@ -101,13 +101,13 @@ def test_gates_prevent_preemptions(policy):
 
 def test_growth_by_the_numbers():
     """16-token blocks, 60 + 10 and 64 + 20 tokens: 8 blocks now, 10 at step 5, 5 after the first has ended."""
-    assert peak(np.array([60, 64]), np.array([10, 20]), 0, 16) == 8
-    assert peak(np.array([60, 64]), np.array([10, 20]), 11, 16) == 10
+    assert peak(np.array([60, 64]), np.array([10, 20]), 0, 16, 99) == 8
+    assert peak(np.array([60, 64]), np.array([10, 20]), 11, 16, 99) == 10
     rng = np.random.default_rng(0)
     for _ in range(200):
         n, left, bt = rng.integers(1, 50, 3), rng.integers(1, 30, 3), int(rng.integers(1, 9))
         brute = max(sum(-(-(x + t) // bt) for x, r in zip(n, left, strict=True) if r >= t) for t in range(41))
-        assert peak(n, left, 40, bt) == brute
+        assert peak(n, left, 40, bt, 99) == brute
 
 
 def test_swapping_saves_engine_seconds_where_the_link_is_good():
@@ -293,3 +293,15 @@ def test_decode_first_selects_decodes_before_older_prompts():
     s = SimpleNamespace(sched=np.array([3, 9, 5, 12]), base=np.array([8, 8, 8, 8]))
     [(rows, left, _)] = decode_first.select(s, np.array([0, 1, 2, 3]), np.array([5, 1, 3, 1]), {})
     assert rows.tolist() == [1, 3, 0, 2] and left.tolist() == [1, 1, 5, 3]
+
+
+@pytest.mark.parametrize("groups", [("full",), ("full", "full"), ("full", "recurrent"), ("full", "window")])
+def test_growth_counts_the_blocks_of_every_cache_group(groups):
+    rng, specs = np.random.default_rng(0), [GroupSpec(kind, 4, 64 if kind == "window" else 0) for kind in groups]
+    requests = [Request(str(i), rng.integers(0, 9, 8), int(rng.integers(10, 40))) for i in range(30)]
+    preemptions = []
+    for policy in (FCFS, get("growth", growth_steps=1000)):
+        run = Run(SchedConfig(16, 64, 128, 30 * len(groups), 4, tuple(specs)), policy=policy)
+        run.submit(*requests)
+        preemptions.append(run.drain().state.preemptions)
+    assert preemptions[0] > 10 and not preemptions[1]

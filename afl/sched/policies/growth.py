@@ -18,24 +18,26 @@ notes.TEXT["growth"] = "with it the requests would need {a} blocks within the ho
 
 def admit(c, params):
     """Object if blocks would run out within the horizon."""
-    s, rows = c.s, c.s.running
+    s, rows, config = c.s, c.s.running, c.s.config
     if not c.running:
         return None
     length = np.append(s.tokens.lengths[rows], len(c.ticket.tokens)).astype(np.int64)
     limit = np.append(s.limit[rows], c.ticket.limit).astype(np.int64)
     prompt = np.append(s.floor[rows], c.ticket.floor).astype(np.int64)          # min_tokens count as prompt
     total = np.minimum(prompt + np.ceil((limit - prompt) * params["expected_output"]).astype(np.int64), limit)
-    need = peak(length, np.maximum(total - length, 1), params["growth_steps"], s.config.block_tokens)
-    need -= shared(c)
-    if need > s.config.blocks:
-        return Verdict("growth", need, s.config.blocks)
+    left = np.maximum(total - length, 1)
+    need = sum(peak(length, left, params["growth_steps"], g.block_tokens, most)
+               for g, most in zip(config.groups, config.most(config.max_model_len), strict=True)) - shared(c)
+    if need > config.blocks:
+        return Verdict("growth", need, config.blocks)
 
 
-def peak(length, left, horizon, block):
-    """Most blocks in use over steps 0..horizon: row i has length[i] + t tokens at step t <= left[i], none afterwards.
+def peak(length, left, horizon, block, most):
+    """Most blocks of a group in use over steps 0..horizon: row i has length[i] + t tokens at step t <= left[i], none
+    afterwards, and never more than `most` blocks (windows and states give back what they left behind).
 
     >>> import numpy as np
-    >>> peak(np.array([60, 64]), np.array([10, 20]), 100, 16)
+    >>> peak(np.array([60, 64]), np.array([10, 20]), 100, 16, 99)
     10
     """
     steps = {0, horizon}
@@ -44,7 +46,7 @@ def peak(length, left, horizon, block):
         steps.update(range(first, min(r, horizon) + 1, block))
         steps.add(min(r, horizon))
     at = np.array(sorted(t for t in steps if t <= horizon))
-    blocks = -(-(length[:, None] + at) // block) * (left[:, None] >= at)
+    blocks = np.minimum(-(-(length[:, None] + at) // block), most) * (left[:, None] >= at)
     return int(blocks.sum(0).max())
 
 

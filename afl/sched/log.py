@@ -57,8 +57,11 @@ def read(path: str | Path) -> tuple[SchedConfig, Policy, Iterator[list[Event]]]:
         raise BadInput(f"{path} is not a scheduler event log: its first line is not a header") from None
     if version != VERSION:
         raise BadInput(f"{path} is a scheduler event log of version {version}, this afl reads version {VERSION}")
-    policy = Policy.from_json(json.dumps(header["policy"]))
-    return SchedConfig.of(header["config"]), policy, _batches(path, lines[1:])
+    try:
+        policy, config = Policy.from_json(json.dumps(header["policy"])), SchedConfig.of(header["config"])
+    except (KeyError, TypeError, ValueError, AttributeError) as e:
+        raise BadInput(f"{path}: the header has no valid config and policy: {e}") from None
+    return config, policy, _batches(path, lines[1:])
 
 
 def _batches(path: str | Path, lines: list[str]) -> Iterator[list[Event]]:

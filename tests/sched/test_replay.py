@@ -117,3 +117,14 @@ def test_the_command_shows_tables_and_differences(logged, tmp_path):
     for bad in ((tmp_path / "none",), (__file__,), (path, "--policy", "nothing")):
         done = afl(*bad)
         assert done.returncode == 2 and "Traceback" not in done.stderr, done.stderr
+
+
+NO_HEADERS = {}, {"config": {}}, {"config": 3, "policy": {}}, {"config": {"rows": 1}, "policy": {}}
+
+
+@pytest.mark.parametrize("header", NO_HEADERS)
+def test_a_header_without_config_or_policy_is_bad_input(tmp_path, header):
+    path = tmp_path / "log"
+    path.write_text(json.dumps({"afl_sched_log": 2} | header) + "\n")
+    with pytest.raises(BadInput, match="header"):
+        read(path)

@@ -1,6 +1,7 @@
 """`afl run`: prompts in, answers out."""
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Annotated, Any
 
 import attrs
@@ -131,6 +132,10 @@ def run(
     json: Json = False,
     stats: Annotated[bool, typer.Option(
         "--stats", rich_help_panel="Output", help="Times, rates, programs, cache and memory, on stderr.")] = False,
+    profile: Annotated[str | None, typer.Option(
+        "--profile", metavar="FILE", rich_help_panel="Output", show_default=False, help=
+        "Write where the time went, for Perfetto or chrome://tracing; a table of the dearest equations on stderr.")
+    ] = None,
 ) -> None:
     """Answer prompts.
 
@@ -150,12 +155,24 @@ def run(
     given = dict(locals())
     config = engine_config({f.name: given[f.name] for f in attrs.fields(EngineConfig)})
     sampling = _sampling_options({name: given[name] for name in SAMPLING})
+    _check_profile(profile, config)
     asked = gather(prompt, file, prompt_ids)
     if all(a.error for a in asked):
         raise BadInput(refusals(asked))
-    status = _serve(asked, model, config, sampling, system, not no_chat, json, stats)
+    status = _serve(asked, model, config, sampling, system, not no_chat, json, stats, profile)
     if status:
         raise typer.Exit(status)
+
+
+def _check_profile(path: str | None, config: EngineConfig) -> None:
+    """Raise BadInput if a profile cannot be made, or cannot be written there."""
+    rows = []
+    if path is not None and config.eager:
+        rows.append("--profile is about programs, and --eager traces none; leave one of the two out")
+    if path is not None and (Path(path).is_dir() or not Path(path).absolute().parent.is_dir()):
+        rows.append(f"--profile {path} cannot be written: it is a folder, or lies in none")
+    if rows:
+        raise BadInput(violations("options that do not hold", rows))
 
 
 def _sampling_options(given: dict[str, Any]) -> dict[str, Any]:
@@ -182,13 +199,12 @@ def _sampling_options(given: dict[str, Any]) -> dict[str, Any]:
 
 def _serve(
     asked: Sequence[Asked], name: str, config: EngineConfig, sampling: dict[str, Any], system: str | None, chat: bool,
-    json: bool, stats: bool,
+    json: bool, stats: bool, profile: str | None = None,
 ) -> int:
     """Load, run, print; returns the exit status."""
     from .answers import Lines, Plain, Streaming, Watched, statistics
 
     with busy(f"opening {name}"):        # torch and the tokenizer take a second or two
-        from afl.run.engine import Engine
         from afl.run.generate import bad_words, encode, stream
         from afl.run.load import outline
         from afl.run.sampling import SamplingParams
@@ -233,7 +249,7 @@ def _serve(
         say(notice, "note")
     # rows that cannot be used would only enlarge the cache
     config = attrs.evolve(config, max_seqs=min(config.max_seqs, len(ids) * params.n))
-    engine = Engine(m, config)
+    engine: Any = _engine_of(profile, m, config)
     several = len(asked) > 1 or params.n > 1
     printer = (Lines if json else Plain if several else Streaming)(asked, params.n, several)
     for i, why in refused.items():
@@ -263,10 +279,23 @@ def _serve(
             "--max-tokens N allows more, 0 up to the whole context", "note")
     if stats:
         say(statistics(watched, done))
+    if profile is not None:
+        engine.profile.write(profile)
+        say(engine.profile.table())
     if interrupts.pressed:
         say("interrupted")
         return 130
     return 2 if refused else 0
+
+
+def _engine_of(profile: str | None, model: Any, config: EngineConfig) -> Any:
+    if profile is None:
+        from afl.run.engine import Engine
+
+        return Engine(model, config)
+    from afl.run.profile import ProfiledEngine
+
+    return ProfiledEngine(model, config)
 
 
 def _with_system(value: Any, system: str | None) -> Any:

@@ -12,7 +12,7 @@ from typer.core import TyperCommand, TyperGroup
 from afl.config import unknown_variables
 from afl.errors import AflError
 
-from . import chips, eplb, inspect, replay, run
+from . import chips, eplb, eval, inspect, replay, run
 from .terminal import say
 
 HELP = """Large language models on CPUs and Ascend NPUs.
@@ -23,6 +23,7 @@ HELP = """Large language models on CPUs and Ascend NPUs.
   afl run --file prompts.txt --json > out.jsonl  many prompts as one batch
   afl inspect graph --rows 2                     the program that one step of a model is
   afl eplb plan --load load.npz --ranks 32       where to put experts, from a recorded load
+  afl eval ppl --text book.txt --weights int8    what a precision costs in quality
   afl chips                                      what it runs on
 """
 
@@ -120,5 +121,9 @@ balance = typer.Typer(help=eplb.HELP, no_args_is_help=True, rich_markup_mode=Non
 app.add_typer(balance, name="eplb")
 for _name, _function in eplb.COMMANDS.items():
     _command(balance, _name, _function)
+measure = typer.Typer(help=eval.HELP, no_args_is_help=True, rich_markup_mode=None)
+app.add_typer(measure, name="eval")
+for _name, _function in eval.COMMANDS.items():
+    _command(measure, _name, _function)
 _command(app, "chips", chips.show_chips)
 _command(app, "models", chips.show_models)

@@ -96,6 +96,21 @@ def loading(what: str) -> Iterator[Any]:
 
 
 @contextmanager
+def scoring() -> Iterator[Any]:
+    """A progress callback (tokens done, tokens in all); None, and nothing shown, when stderr is no terminal."""
+    if not sys.stderr.isatty():
+        yield None
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+    with Progress(TextColumn("tokens"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(),
+                  console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task("", total=None)
+        yield lambda done, total: bar.update(task, completed=done, total=total)
+
+
+@contextmanager
 def counting(total: int) -> Iterator[Any]:
     """A callback that counts finished answers; shown when stderr is a terminal and stdout is not."""
     if total < 2 or not sys.stderr.isatty() or sys.stdout.isatty():

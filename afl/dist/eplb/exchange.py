@@ -106,6 +106,12 @@ def recount(slot, fixed, home, held, count, order, mean, z, price, left, risk, r
     """
     ranks, size = slot.shape
     own = order[held[r][order]]                         # what another rank may take a replica of
+    more, less = -1.0 / (count + 1), 1.0 / np.maximum(count - 1, 1)      # change of a holder's part of the load
+    most = count / (count + 1.0)
+    gain, drop, lose, rise = (np.empty(len(count)), np.empty(len(count)), np.empty(len(count)), np.empty(len(count)))
+    for e in range(len(count)):                         # the same as loads: of those that get a replica, of its holders
+        gain[e], drop[e] = most[e] * mean[e] / count[e], more[e] * mean[e] / count[e]
+        lose[e], rise[e] = -mean[e] / count[e], less[e] * mean[e] / count[e]
     least, rank, at, expert = risk[r] * (1 - 1e-9), -1, -1, -1
     for q in range(ranks):
         for k in range(size):
@@ -125,12 +131,13 @@ def recount(slot, fixed, home, held, count, order, mean, z, price, left, risk, r
                     h = r if j == -2 else q if j == -1 else j
                     if not (held[h, e] or held[h, g]):
                         continue
-                    x = -1.0 / (count[e] + 1) if held[h, e] else 0.0            # change of h's part of e's replica
-                    y = 1.0 / (count[g] - 1) if held[h, g] else 0.0
                     if h == q:
-                        x, y = count[e] / (count[e] + 1.0), -1.0
-                    m = mu[h] + x * mean[e] / count[e] + y * mean[g] / count[g]
+                        m = mu[h] + gain[e] + lose[g]
+                    else:
+                        m = mu[h] + (drop[e] if held[h, e] else 0.0) + (rise[g] if held[h, g] else 0.0)
                     if z > 0:
+                        x = most[e] if h == q else more[e] if held[h, e] else 0.0
+                        y = -1.0 if h == q else less[g] if held[h, g] else 0.0
                         v = var[h] + 2.0 * (x * joint[h, e] + y * joint[h, g])
                         v += x * x * part[e, e] + y * y * part[g, g] + 2.0 * x * y * part[e, g]
                         m += z * np.sqrt(max(v, 0.0))

@@ -34,13 +34,11 @@ def settle(held: np.ndarray, now: np.ndarray, order: np.ndarray | None = None) -
     experts (ascending if None).  Holes stay.
     """
     order = np.arange(held.shape[1]) if order is None else order
-    out = np.full(now.shape, -1, np.int32)
-    for r, row in enumerate(now):
-        stay = (row >= 0) & held[r, row]
-        out[r, stay] = row[stay]
-        new = held[r].copy()
-        new[row[stay]] = False
-        out[r, (row >= 0) & ~stay] = order[new[order]]
+    rank = np.arange(len(now))[:, None]
+    stay = (now >= 0) & held[rank, now]
+    out = np.where(stay, now, -1).astype(np.int32)
+    new = held & ~held_of(out, held.shape[1])
+    out[(now >= 0) & ~stay] = order[np.nonzero(new[:, order])[1]]
     return out
 
 

@@ -1,6 +1,8 @@
-"""What lies between a decoder's matrix products, in one pass each: norms, rotation, cache writes, gates.  float32."""
+"""What lies between a decoder's matrix products, in one pass each: norms, rotation, cache writes, gates.  float32.
 
-import math
+Few rows are done by the calling thread, many by all threads.
+"""
+
 
 import numpy as np
 import torch
@@ -15,15 +17,19 @@ from afl.ops.attention import write_kv
 from afl.ops.embed import last_rows
 from afl.ops.fused import qkv_rope_write
 from afl.ops.kernels.loops import dense, f32, i32, loops, rows_of
+from afl.ops.kernels.region import rows_of_share, spread
+from afl.ops.kernels.vectors import WIDTH, gate
 from afl.ops.norm import add_rms_norm, rms_norm
 from afl.ops.rope import rope
 
+MANY = 32                          # rows from which on threads share the work
+
 
 @loops
-def _norm(n, d, px, stride, pg, eps, py):
-    g, y = carray(f32(pg), (d,)), carray(f32(py), (n, d))
-    x = carray(f32(px), (n * stride + d,))
-    for i in range(n):
+def _norm(first, last, d, px, stride, pg, eps, py):
+    g, y = carray(f32(pg), (d,)), carray(f32(py), (last, d))
+    x = carray(f32(px), (last * stride + d,))
+    for i in range(first, last):
         total = np.float32(0)
         at = i * stride
         for j in range(d):
@@ -34,10 +40,10 @@ def _norm(n, d, px, stride, pg, eps, py):
 
 
 @loops
-def _add_norm(n, d, px, pr, pg, eps, py, ps):
-    x, residual, g = carray(f32(px), (n, d)), carray(f32(pr), (n, d)), carray(f32(pg), (d,))
-    y, s = carray(f32(py), (n, d)), carray(f32(ps), (n, d))
-    for i in range(n):
+def _add_norm(first, last, d, px, pr, pg, eps, py, ps):
+    x, residual, g = carray(f32(px), (last, d)), carray(f32(pr), (last, d)), carray(f32(pg), (d,))
+    y, s = carray(f32(py), (last, d)), carray(f32(ps), (last, d))
+    for i in range(first, last):
         total = np.float32(0)
         for j in range(d):
             a = x[i, j] + residual[i, j]
@@ -86,11 +92,11 @@ def _write(t, n, pk, k_stride, pv, v_stride, slots, ps, pkc, pvc):
 
 
 @loops
-def _qkv(t, h, k, e, p, px, stride, pc, ps, slots, pslot, pkc, pvc, pq):
+def _qkv(first, t, h, k, e, p, px, stride, pc, ps, slots, pslot, pkc, pvc, pq):
     cos, sin, q = carray(f32(pc), (t, p)), carray(f32(ps), (t, p)), carray(f32(pq), (t, h, e))
     x, slot = carray(f32(px), (t * stride + (h + 2 * k) * e,)), carray(i32(pslot), (t,))
     k_cache, v_cache = carray(f32(pkc), (slots, k, e)), carray(f32(pvc), (slots, k, e))
-    for i in range(t):
+    for i in range(first, t):
         for a in range(h):
             at = i * stride + a * e
             _rotate(x[at : at + e], cos[i], sin[i], q[i, a])
@@ -106,13 +112,50 @@ def _qkv(t, h, k, e, p, px, stride, pc, ps, slots, pslot, pkc, pvc, pq):
 
 
 @loops
-def _gate(n, f, px, stride, py):
-    y, x = carray(f32(py), (n, f)), carray(f32(px), (n * stride + 2 * f,))
-    for i in range(n):
-        at = i * stride
-        for j in range(f):
-            g = x[at + j]
-            y[i, j] = g / (np.float32(1) + np.float32(math.exp(-g))) * x[at + f + j]
+def _gate(first, last, f, px, stride, py):
+    """silu(x[:, :f]) * x[:, f:], WIDTH channels at a time; those that are left go through a buffer."""
+    whole = f // WIDTH * WIDTH
+    part = np.zeros((3, WIDTH), np.float32)
+    low, high, to = part[0].ctypes.data, part[1].ctypes.data, part[2].ctypes.data
+    for i in range(first, last):
+        at, out = px + i * stride * 4, py + i * f * 4
+        for j in range(0, whole, WIDTH):
+            gate(at + j * 4, at + (f + j) * 4, out + j * 4)  # type: ignore[call-arg]
+        if whole < f:
+            x, y = carray(f32(at), (2 * f,)), carray(f32(out), (f,))
+            for j in range(whole, f):
+                part[0, j - whole], part[1, j - whole] = x[j], x[f + j]
+            gate(low, high, to)  # type: ignore[call-arg]
+            for j in range(whole, f):
+                y[j] = part[2, j - whole]
+
+
+def _norm_share(work):
+    first, last, d, eps = rows_of_share(work)
+    while first < last:
+        _norm(first, last, d[0], d[1], d[2], d[3], eps, d[4])
+        first, last, d, eps = rows_of_share(work)
+
+
+def _add_norm_share(work):
+    first, last, d, eps = rows_of_share(work)
+    while first < last:
+        _add_norm(first, last, d[0], d[1], d[2], d[3], eps, d[4], d[5])
+        first, last, d, eps = rows_of_share(work)
+
+
+def _qkv_share(work):
+    first, last, d, _ = rows_of_share(work)
+    while first < last:
+        _qkv(first, last, d[0], d[1], d[2], d[3], d[4], d[5], d[6], d[7], d[8], d[9], d[10], d[11], d[12])
+        first, last, d, _ = rows_of_share(work)
+
+
+def _gate_share(work):
+    first, last, d, _ = rows_of_share(work)
+    while first < last:
+        _gate(first, last, d[0], d[1], d[2], d[3])
+        first, last, d, _ = rows_of_share(work)
 
 
 def _even_rows(x: Tensor) -> Tensor:
@@ -124,7 +167,11 @@ def _even_rows(x: Tensor) -> Tensor:
 def _rms_norm(x: Tensor, gamma: Tensor, *, eps: float) -> Tensor:
     rows = _even_rows(x)
     y = torch.empty(x.shape, dtype=x.dtype)
-    _norm(rows.shape[0], rows.shape[1], *rows_of(rows), dense(gamma), eps, y.data_ptr())
+    n, operands = rows.shape[0], (rows.shape[1], *rows_of(rows), dense(gamma))
+    if n < MANY:
+        _norm(0, n, *operands, eps, y.data_ptr())
+    else:
+        spread(_norm_share, n, eps, *operands, y.data_ptr())
     return y
 
 
@@ -134,7 +181,11 @@ def _add_rms_norm(x: Tensor, residual: Tensor, gamma: Tensor, *, eps: float) -> 
     y, s = torch.empty_like(x), torch.empty_like(x)
     d = x.shape[-1]
     n = x.numel() // max(d, 1)
-    _add_norm(n, d, x.data_ptr(), residual.data_ptr(), dense(gamma), eps, y.data_ptr(), s.data_ptr())
+    operands = d, x.data_ptr(), residual.data_ptr(), dense(gamma)
+    if n < MANY:
+        _add_norm(0, n, *operands, eps, y.data_ptr(), s.data_ptr())
+    else:
+        spread(_add_norm_share, n, eps, *operands, y.data_ptr(), s.data_ptr())
     return y, s
 
 
@@ -161,8 +212,12 @@ def _qkv_rope_write(
 ) -> tuple[Tensor, ...]:
     t, k = qkv.shape[0], k_cache.shape[2]
     q = torch.empty((t, h, e), dtype=qkv.dtype)
-    _qkv(t, h, k, e, cos.shape[1], *rows_of(qkv), dense(cos), dense(sin), k_cache.shape[0] * k_cache.shape[1],
-         dense(slot), dense(k_cache), dense(v_cache), q.data_ptr())
+    operands = (h, k, e, cos.shape[1], *rows_of(qkv), dense(cos), dense(sin), k_cache.shape[0] * k_cache.shape[1],
+                dense(slot), dense(k_cache), dense(v_cache), q.data_ptr())
+    if t < MANY:
+        _qkv(0, t, *operands)
+    else:
+        spread(_qkv_share, t, 0.0, *operands)
     return q, k_cache, v_cache
 
 
@@ -171,7 +226,11 @@ def _swiglu(x: Tensor) -> Tensor:
     f = x.shape[-1] // 2
     rows = _even_rows(x)
     y = torch.empty((*x.shape[:-1], f), dtype=x.dtype)
-    _gate(rows.shape[0], f, *rows_of(rows), y.data_ptr())
+    n = rows.shape[0]
+    if n < MANY:
+        _gate(0, n, f, *rows_of(rows), y.data_ptr())
+    else:
+        spread(_gate_share, n, 0.0, f, *rows_of(rows), y.data_ptr())
     return y
 
 

@@ -13,9 +13,10 @@ from pathlib import Path
 from typing import Any
 
 import numba
+import numpy as np
 import torch
 from llvmlite import ir
-from numba import types
+from numba import carray, types
 from numba.extending import intrinsic
 
 from afl.config import forked
@@ -89,3 +90,29 @@ def fork(typingctx, parallel, region, work, threads):
         return context.get_dummy_value()
 
     return types.void(types.int64, types.int64, work, types.int64), build
+
+
+WORDS = 20                         # of `work`: counter, rows, rows per chunk, a real number, whole numbers from 4 on
+
+
+@numba.njit
+def rows_of_share(work: Any) -> Any:
+    """The next rows [first, last) of a share that `spread` started, empty at the end; its numbers; its real number."""
+    d = carray(work, (WORDS,))
+    c = take(d[0])  # type: ignore[call-arg]
+    return c * d[2], min(d[1], (c + 1) * d[2]), d[4:], d.view(np.float64)[3]
+
+
+@kept(numba.njit, nogil=True)
+def _spread(parallel, share, threads, rows, real, numbers):
+    work = np.zeros(WORDS, np.int64)
+    work[0], work[1], work[2] = work.ctypes.data + (WORDS - 1) * 8, rows, max(1, rows // (4 * threads))
+    work.view(np.float64)[3] = real
+    for i, x in enumerate(numbers):
+        work[4 + i] = x
+    fork(parallel, share, work, threads)  # type: ignore[call-arg]
+
+
+def spread(share: Any, rows: int, real: float, *numbers: int) -> None:
+    """Let all threads run `share`, which takes chunks of `rows` rows by `rows_of_share`."""
+    _spread(gomp(), entry(share), torch.get_num_threads(), rows, real, numbers)

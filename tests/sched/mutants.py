@@ -101,6 +101,11 @@ MUTANTS = [
     ("policies/balance.py", "if max(peers.running) >= cap else None", "if False else None"),
     ("policies/balance.py", "if used > most else None", "if False else None"),
     ("policies/recompute.py", "return \"swap\" if swap_seconds", "return \"recompute\" if swap_seconds"),
-    ("policies/profiling.py", "if quad is None or not (left > 1).any():", "if True:"),
+    ("policies/profiling.py", "    if quad is None:", "    if True:"),
+    ("policies/profiling.py", "SHARES = (1 / 16, 1.0, 1 / 4)", "SHARES = (1.0, 1.0, 1.0)"),
+    ("policies/profiling.py", "    stratum = int(log2(tokens)), int(log2(history / 1024 + 1))", "    stratum = 0, 0"),
+    ("policies/profiling.py", "event.step, before.add", "event.step, Moments().add"),
+    ("policies/growth.py", ") - shared(c)", ")"),
+    ("policies/recompute.py", "    kept = still_cached(s, row)", "    kept = 0"),
     ("timing.py", "(slope * slope + 4 * quad.a * ms)", "(slope * slope + 2 * quad.a * ms)"),
 ]

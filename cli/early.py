@@ -67,10 +67,10 @@ def find_chip(name: str) -> chips.Chip | None:
 
 
 def _policy(name: str) -> list[str]:
-    from afl.sched import Policy
+    from afl.run.policies import policy_of
 
     try:
-        Policy.read(name)
+        policy_of(name)
     except ConfigError as e:
         return str(e).splitlines()
     return []

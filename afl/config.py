@@ -13,6 +13,27 @@ ENVIRONMENT = {
     "AFL_LOG": "file that receives the engine's event log",
 }
 
+RANGES = {      # option -> lowest and highest value
+    "max_seqs": (1, 4096), "max_step_tokens": (1, 1 << 20), "depth": (1, 3), "kv_blocks": (0, 1 << 30),
+    "block_tokens": (0, 1 << 16), "max_model_len": (0, 1 << 31), "threads": (0, 4096),
+}
+
+
+def out_of_range(name: str, value: object) -> str | None:
+    """What is wrong with a value of an option in `RANGES`, or None."""
+    low, high = RANGES[name]
+    if isinstance(value, int) and not isinstance(value, bool) and low <= value <= high:
+        return None
+    return f"{name} is {value!r:.40}, must be {low} to {high}"
+
+
+def too_few_tokens(max_step_tokens: object, max_seqs: object) -> str | None:
+    """What is wrong with a step of fewer tokens than requests, or None."""
+    if not (isinstance(max_step_tokens, int) and isinstance(max_seqs, int) and 1 <= max_step_tokens < max_seqs):
+        return None
+    return (f"max_step_tokens ({max_step_tokens}) is below max_seqs ({max_seqs}): a step could not give every running "
+            "request a token; raise the one or lower the other")
+
 
 @attrs.frozen
 class EngineConfig:
@@ -44,17 +65,8 @@ class EngineConfig:
     log: str | None = None
 
     def __attrs_post_init__(self) -> None:
-        rows = []
-        for name, low, high in (
-            ("max_seqs", 1, 4096), ("max_step_tokens", 1, 1 << 20), ("depth", 1, 3), ("kv_blocks", 0, 1 << 30),
-            ("block_tokens", 0, 1 << 16), ("max_model_len", 0, 1 << 31), ("threads", 0, 4096),
-        ):
-            value = getattr(self, name)
-            if not low <= value <= high:
-                rows.append(f"{name} is {value}, must be {low} to {high}")
-        if self.max_step_tokens < self.max_seqs and 1 <= self.max_step_tokens:
-            rows.append(f"max_step_tokens ({self.max_step_tokens}) is below max_seqs ({self.max_seqs}): a step could "
-                        "not give every running request a token; raise the one or lower the other")
+        rows = [text for name in RANGES if (text := out_of_range(name, getattr(self, name)))]
+        rows += [text] if (text := too_few_tokens(self.max_step_tokens, self.max_seqs)) else []
         if rows:
             raise ConfigError(violations("options that do not hold", rows))
 

@@ -8,6 +8,8 @@ from typing import Any
 
 import attrs
 
+from afl.run.amounts import size
+
 from .prompts import Asked
 from .terminal import Interrupts, say, write
 
@@ -188,16 +190,6 @@ def statistics(watched: Watched, done: Sequence[Any]) -> str:
 def _range(values: Sequence[float], unit: str) -> str:
     low, high = min(values), max(values)
     return f"{low:.1f} {unit}" if len(values) == 1 else f"{low:.1f} to {high:.1f} {unit}"
-
-
-def size(n: int) -> str:
-    """Bytes for people.
-
-    >>> size(3 << 20), size(999)
-    ('3.0 MiB', '999 B')
-    """
-    step = min(4, max(0, n.bit_length() - 1) // 10)
-    return f"{n} B" if step == 0 else f"{n / (1 << 10 * step):.1f} {('KiB', 'MiB', 'GiB', 'TiB')[step - 1]}"
 
 
 def peak_bytes() -> int:

@@ -12,7 +12,7 @@ from typer.core import TyperCommand, TyperGroup
 from afl.config import unknown_variables
 from afl.errors import AflError
 
-from . import chips, eplb, eval, inspect, replay, run
+from . import check, chips, eplb, eval, inspect, replay, run
 from .terminal import say
 
 HELP = """Large language models on CPUs and Ascend NPUs.
@@ -21,6 +21,7 @@ HELP = """Large language models on CPUs and Ascend NPUs.
   afl run "What is the capital of France?"       answer one prompt with the default model
   afl run --model ./my-checkpoint --stats Hello  a Hugging Face folder or a .gguf file, with figures
   afl run --file prompts.txt --json > out.jsonl  many prompts as one batch
+  afl check --chip a3 --tp 2                     whether a model fits a chip, and what it takes, without one
   afl inspect graph --rows 2                     the program that one step of a model is
   afl eplb plan --load load.npz --ranks 32       where to put experts, from a recorded load
   afl eval ppl --text book.txt --weights int8    what a precision costs in quality
@@ -112,6 +113,7 @@ def _command(group: typer.Typer, name: str, function: Any) -> None:
 
 
 _command(app, "run", run.run)
+_command(app, "check", check.check)
 _command(app, "replay", replay.replay)
 look = typer.Typer(help=inspect.HELP, no_args_is_help=True, rich_markup_mode=None)
 app.add_typer(look, name="inspect")

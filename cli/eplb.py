@@ -8,8 +8,8 @@ from typing import Annotated, Any
 import typer
 
 from afl.errors import BadInput, ConfigError
+from afl.run.amounts import size
 
-from .answers import size
 from .eplb_options import POLICIES, check_policies, given, shared
 from .run import Json
 from .terminal import busy, say, write

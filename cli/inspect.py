@@ -168,9 +168,8 @@ def memory(
                    max_step_tokens=max_step_tokens, kv_blocks=kv_blocks, block_tokens=block_tokens)
     m = _outline(model, options).model
     from afl.config import available_memory
+    from afl.run.amounts import size
     from afl.run.memory import size_pool
-
-    from .answers import size
 
     free = available_memory()
     pool = size_pool(m.caches, m.c.max_len, m.chip, m.dtype, m.config, free)

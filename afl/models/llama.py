@@ -59,7 +59,8 @@ def read_config(j: Mapping[str, Any], name: str, eps: float, max_len: int, theta
     keys.only("hidden_act", ("silu", "swish"), "only silu is computed")
     keys.only("pretraining_tp", (1, None), "only 1 is computed")
     keys.only("use_sliding_window", (False, None), "sliding windows are not computed by this model")
-    keys.only("quantization_config", (None,), "quantised checkpoints cannot be read yet; take the 16-bit one")
+    for key in ("num_experts", "num_local_experts", "n_routed_experts"):
+        keys.only(key, (None, 0, 1), "experts are not computed by this model")
     c = dict(
         layers=keys.size("num_hidden_layers", high=4096), d=d, h=h, k=k, e=e, f=keys.size("intermediate_size"),
         v=keys.size("vocab_size"), max_len=keys.size("max_position_embeddings", default=max_len, high=1 << 30),

@@ -21,13 +21,10 @@ from afl.run.load import set_threads
 from afl.run.logprobs import TokenLogprobs, top_logprobs
 from afl.run.memory import groups_of, size_pool
 from afl.run.pack import leaves_of, pack, pad
-from afl.run.policies import figured, policy_of
 from afl.run.programs import greedy_program, sample_program
 from afl.run.sampling import SampleTable, SamplingParams, pad_rows
 from afl.run.sampling import leaves_of as sample_leaves
 from afl.sched import Aborted, Arrived, Outputs, Paused, Plan, Request, Reset, Resumed, Sampled, Tick, Timed
-from afl.sched.events import NEVER
-from afl.sched.policy import bind
 from afl.sched.timing import features
 
 
@@ -61,9 +58,8 @@ class Engine:
         )
         self.model = attrs.evolve(model, config=config)
         self.config = config
-        self.policy = figured(policy_of(config.policy), model, self.pool.block_bytes, self.pool.block_tokens)
+        self.policy = sched.Policy.read(config.policy)
         self.needs = sched.policies.needs(self.policy)
-        swaps = "host" in self.needs and bind(self.policy).params["swap"] != "never"
         self.sched = sched.init(
             sched.SchedConfig(
                 config.max_seqs,
@@ -74,7 +70,7 @@ class Engine:
                 groups_of(model.caches, self.pool.block_tokens),
                 config.prefix_cache,
                 depth=config.depth,
-                host_blocks=self.pool.blocks if swaps else 0,
+                host_blocks=self.pool.blocks if "host" in self.needs else 0,
             ),
             self.policy,
         )
@@ -98,15 +94,8 @@ class Engine:
 
     # ---- requests
 
-    def submit(
-        self, prompt: Sequence[int], params: SamplingParams, id: str | None = None, *, priority: int = 0,
-        deadline: float | None = None,
-    ) -> str:
-        """Queue a request; returns its id.  Raises RequestError, with all that is wrong, if it cannot be served.
-
-        priority: smaller is more important; deadline: seconds from now in which its first token is due.  Policies of
-        those names use them.
-        """
+    def submit(self, prompt: Sequence[int], params: SamplingParams, id: str | None = None) -> str:
+        """Queue a request; returns its id.  Raises RequestError, with all that is wrong, if it cannot be served."""
         id = id if id is not None else f"r{next(self._numbers)}"
         if id in self.live:
             raise RequestError(f"request id {id!r} is in use; give each request an id of its own")
@@ -122,7 +111,6 @@ class Engine:
         most = params.max_tokens if params.max_tokens is not None else limit
         seed = params.seed if params.seed is not None else int(self._seeds.spawn(1)[0].generate_state(1, np.uint64)[0])
         self.live[id] = params, seed, ids.size
-        now = time.monotonic()
         self.inbox.append(
             Arrived(
                 Request(
@@ -134,9 +122,7 @@ class Engine:
                     stop_ids=params.stop_ids,
                     ignore_eos=params.ignore_eos,
                     needs_host=params.needs_host,
-                    priority=priority,
-                    arrival=now,
-                    deadline=NEVER if deadline is None else now + deadline,
+                    arrival=time.monotonic(),
                 )
             )
         )

@@ -10,18 +10,20 @@ import attrs
 import torch
 
 from afl import config as configs
-from afl import tree
 from afl.chip import DTYPE_ALIASES, Chip
 from afl.config import EngineConfig
 from afl.errors import AflError, ConfigError
 from afl.models.checkpoint import Checkpoint, open_checkpoint
 from afl.models.locate import locate
+from afl.models.spec import ModelDef
 from afl.models.weights import LoadPlan, load_params, plan_load, random_params, tied_head
 from afl.plugins import chip as chip_named
 from afl.plugins import model as model_named
+from afl.run.ask import Ask
 from afl.run.chat import Text
 from afl.run.model import Model
 from afl.run.precision import stores
+from afl.run.rules import refuse
 from afl.types import DTYPES
 
 DEFAULT_MODEL = "smollm2"
@@ -59,26 +61,36 @@ def outline(model: str | Path = DEFAULT_MODEL, config: EngineConfig | None = Non
     """Find and check a checkpoint.  Raises a BadInput with one clear message if anything does not hold."""
     config = config or EngineConfig()
     chip = chip_named(config.chip)
+    refuse(Ask(config, chip))
     set_threads(config.threads)
     checkpoint = open_checkpoint(locate(str(model), configs.environment()))
-    definition = _definition(checkpoint)
-    tied, notice = tied_head(_says_tied(checkpoint.config), checkpoint)
+    refuse(Ask(config, chip, settings=checkpoint.config))
+    definition = definition_of(checkpoint.config)
+    tied, notice = tied_head(says_tied(checkpoint.config), checkpoint)
     c = definition.config({**checkpoint.config, "tie_word_embeddings": tied})
     dtype = choose_dtype(config.dtype, chip, most_stored(checkpoint.tensors))
+    made = abstract_model(definition, c, chip, dtype, config)
     specs = definition.params(c)
     plan = plan_load(specs, checkpoint.tensors, definition.ignore)
-
-    stored = stores(chip, config.weights, dtype)
-
-    def type_of(spec: Any) -> Any:
-        return stored(spec.role).types(spec.shape, dtype if spec.dtype is None else DTYPES[spec.dtype])
-
     text = Text.of(checkpoint) if checkpoint.tokenizer_json is not None else None
     eos_ids = checkpoint.eos_ids if text is None else text.tokenizer.eos_ids
     notices = (*checkpoint.notices, *((notice,) if notice else ()))
-    params = tree.map(type_of, specs)
-    made = Model(definition, c, params, chip, dtype, config, text, eos_ids, checkpoint.generation_config, notices)
+    made = attrs.evolve(
+        made, text=text, eos_ids=eos_ids, generation_config=checkpoint.generation_config, notices=notices
+    )
     return Outline(made, checkpoint, specs, plan)
+
+
+def abstract_model(definition: ModelDef, c: Any, chip: Chip, dtype: torch.dtype, config: EngineConfig) -> Model:
+    """A model with types for parameters.  Raises ConfigError with everything that does not hold for these sizes."""
+    refuse(sized(definition, c, chip, dtype, config))
+    return Model(definition, c, (), chip, dtype, config).resized(c)
+
+
+def sized(definition: ModelDef, c: Any, chip: Chip, dtype: torch.dtype, config: Any, **more: Any) -> Ask:
+    """What is asked for once the model's sizes are known; `more` are fields of `Ask`."""
+    name = str(dtype).removeprefix("torch.")
+    return Ask(config, chip, c=c, caches=definition.caches(c), max_len=c.max_len, dtype=name, **more)
 
 
 def load(
@@ -100,15 +112,17 @@ def random_model(architecture: str, settings: Mapping[str, Any], *, seed: int = 
     """A model with random weights from config.json's `settings`; for tests, benches and notebooks."""
     config = EngineConfig.of(options)
     chip = chip_named(config.chip)
+    refuse(Ask(config, chip, settings={**settings, "architectures": [architecture]}))
     definition = model_named(architecture)
     c = definition.config(settings)
     dtype = choose_dtype(config.dtype, chip)
+    refuse(sized(definition, c, chip, dtype, config))
     params = random_params(definition.params(c), seed, dtype, stores(chip, config.weights, dtype))
     return Model(definition, c, params, chip, dtype, config)
 
 
 def choose_dtype(wish: str, chip: Chip, stored: str = "") -> torch.dtype:
-    """The compute dtype: the wish if the chip has it.
+    """The compute dtype: the wish, which the chip must have (`afl/run/rules.py`).
 
     "auto" is the chip's first; a chip of 16-bit dtypes takes the one that the checkpoint is `stored` in if it has that.
     """
@@ -116,8 +130,6 @@ def choose_dtype(wish: str, chip: Chip, stored: str = "") -> torch.dtype:
     if name == "auto":
         first = chip.dtypes[0]
         name = stored if stored in chip.dtypes and DTYPES[first].itemsize == 2 else first
-    if name not in chip.dtypes:
-        raise ConfigError(f"dtype {wish!r} is not one of chip {chip.name!r}: auto, {', '.join(chip.dtypes)}")
     return DTYPES[name]
 
 
@@ -143,19 +155,16 @@ def set_threads(threads: int) -> int:
             )
         threads = 1
     cores = configs.usable_cores()
-    if threads > cores:
-        raise ConfigError(
-            f"threads {threads} is more than the {cores} cores this process may use; more only slows it down"
-        )
-    n = threads or cores
+    n = min(threads or cores, cores)
     if torch.get_num_threads() != n:
         torch.set_num_threads(n)
     return n
 
 
-def _definition(checkpoint: Checkpoint) -> Any:
+def definition_of(settings: Mapping[str, Any]) -> ModelDef:
+    """The definition of the first architecture in config.json that there is one for."""
     errors = []
-    for name in checkpoint.config["architectures"]:
+    for name in settings["architectures"]:
         try:
             return model_named(name)
         except AflError as e:
@@ -163,7 +172,8 @@ def _definition(checkpoint: Checkpoint) -> Any:
     raise errors[0]
 
 
-def _says_tied(settings: Mapping[str, Any]) -> bool:
+def says_tied(settings: Mapping[str, Any]) -> bool:
+    """Whether config.json says that the output head is the embedding."""
     value = settings.get("tie_word_embeddings")
     if value is not None and not isinstance(value, bool):
         raise ConfigError(f"tie_word_embeddings must be true or false, is {value!r}")

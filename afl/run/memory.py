@@ -8,6 +8,8 @@ import torch
 from afl.chip import Chip
 from afl.config import EngineConfig
 from afl.errors import ConfigError
+from afl.run.ask import Ask, Budget, Violation
+from afl.run.rules import block_tokens, refuse
 from afl.sched import GroupSpec
 
 SHARE = 4  # the cache may take a quarter of the host memory that is available
@@ -44,26 +46,10 @@ def tokens_of_block(caches: tuple[Any, ...], chip: Chip, wish: int = 0) -> int:
 
     Raises ConfigError for a wish that the chip does not have or that these heads are too large for.
     """
-    default, allowed = chip.limits.block_tokens
-    heads = max((c.head_size for c in caches), default=0)
-    elements = chip.limits.block_elements
-    most = elements // heads if elements and heads else max(default, wish, *allowed)
-    if not wish:
-        fitting = [n for n in (*allowed, default) if n <= min(default, most)]
-        if not fitting:
-            raise ConfigError(f"chip {chip.name!r} has no block for heads of {heads} channels: tokens of a block times "
-                              f"channels are at most {elements}, its smallest block has {min(allowed)} tokens")
-        return max(fitting)
-    if allowed and wish not in allowed:
-        raise ConfigError(
-            f"block_tokens {wish} is not possible on chip {chip.name!r}: it has {', '.join(map(str, allowed))}"
-        )
-    if wish > most:
-        raise ConfigError(
-            f"block_tokens {wish} is too large for heads of {heads} channels on chip {chip.name!r}: tokens of a block "
-            f"times channels are at most {elements}; ask for at most {most}"
-        )
-    return wish
+    found = block_tokens(max((c.head_size for c in caches), default=0), chip, wish)
+    if isinstance(found, Violation):
+        raise ConfigError(str(found))
+    return found
 
 
 def size_pool(
@@ -74,28 +60,17 @@ def size_pool(
     max_len: the longest sequence of the model.  The result's max_model_len is the smallest of it, the wish and what
     the pool holds.  Raises ConfigError with the figures when not even one block fits.
     """
-    block_tokens = tokens_of_block(caches, chip, config.block_tokens)
-    if config.max_model_len > max_len:
-        raise ConfigError(
-            f"max_model_len {config.max_model_len} is beyond the model's {max_len} positions; ask for at most {max_len}"
-        )
-    block_bytes = sum(c.block_bytes(block_tokens, dtype) for c in caches)
+    refuse(Ask(config, chip, caches=caches, max_len=max_len))
+    size = tokens_of_block(caches, chip, config.block_tokens)
+    block_bytes = sum(c.block_bytes(size, dtype) for c in caches)
     wish = config.max_model_len or max_len
+    fraction = 1.0 if config.kv_blocks else 1 / SHARE
+    budget = Budget(free, fraction, block=block_bytes, where="this host's available memory")
+    refuse(Ask(config, budget=budget))
+    all_rows = config.max_seqs * -(-wish // size)
     if config.kv_blocks:
         blocks, why = config.kv_blocks, "kv_blocks"
-        if blocks * block_bytes > free:
-            raise ConfigError(
-                f"kv_blocks {blocks} need {blocks * block_bytes >> 20} MiB, {free >> 20} MiB are available; "
-                f"ask for at most {free // block_bytes}"
-            )
     else:
-        all_rows = config.max_seqs * -(-wish // block_tokens)
-        memory = free // SHARE // block_bytes - 1
-        blocks = min(all_rows, memory)
+        blocks = min(all_rows, budget.blocks)
         why = "max_seqs x max_model_len" if blocks == all_rows else "a quarter of the available memory"
-        if blocks < 1:
-            raise ConfigError(
-                f"a quarter of the available {free >> 20} MiB does not hold two cache blocks of {block_bytes} bytes; "
-                "free memory, or set kv_blocks and a smaller block_tokens"
-            )
-    return Pool(blocks, block_tokens, block_bytes, min(wish, blocks * block_tokens), why)
+    return Pool(blocks, size, block_bytes, min(wish, blocks * size), why)

@@ -19,7 +19,8 @@ from afl.layout import stored_bytes, zeros
 from afl.models.batch import Batch, ModelState
 from afl.models.spec import ModelDef
 from afl.run.memory import tokens_of_block
-from afl.types import HostIntsType, TensorType
+from afl.run.precision import stores
+from afl.types import DTYPES, HostIntsType, TensorType
 
 
 @attrs.frozen(eq=False, repr=False)
@@ -102,11 +103,23 @@ class Model:
             raise ConfigError(f"the decode step has no op {op!r}; it has {used}")
         return list(found.values())
 
+    def resized(self, c: Any) -> "Model":
+        """The model with another Config, and types for parameters, held as these are."""
+        stored = stores(self.chip, self.config.weights, self.dtype)
+
+        def type_of(spec: Any) -> Any:
+            return stored(spec.role).types(spec.shape, self.dtype if spec.dtype is None else DTYPES[spec.dtype])
+
+        return attrs.evolve(self, c=c, params=tree.map(type_of, self.definition.params(c)))
+
     def engine(self, **options: Any) -> Any:
         """An engine over this model; options are fields of EngineConfig and replace the model's."""
         from afl.run.engine import Engine
+        from afl.run.unserved import refuse_unserved
 
-        return Engine(self, attrs.evolve(self.config, **options))
+        config = attrs.evolve(self.config, **options)
+        refuse_unserved(attrs.evolve(self, config=config))
+        return Engine(self, config)
 
     def generate(
         self,

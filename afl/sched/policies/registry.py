@@ -26,8 +26,7 @@ class PolicyFile:
     observe: Callable | None = None
     rules: Callable | None = None
     params: Mapping[str, Any] = attrs.field(factory=dict)      # parameter name -> default
-    needs: tuple[str, ...] = ()   # of the driver: "clock" (Tick), "timing" (Timed), "peers" (Peers), "host" (memory);
-    #                               of requests: "priority", "deadline"
+    needs: tuple[str, ...] = ()   # of the driver: "clock" (Tick), "timing" (Timed), "peers" (Peers), "host" (memory)
 
     @property
     def slots(self) -> list[str]:
@@ -36,7 +35,7 @@ class PolicyFile:
 
 
 def needs(policy: Policy) -> frozenset[str]:
-    """What a policy asks of the driver ("clock", "timing", "peers", "host") and of requests ("priority", "deadline").
+    """What a policy asks of the driver: "clock", "timing", "peers", "host".
 
     >>> sorted(needs(Policy()))
     []

@@ -40,15 +40,14 @@ def replay(log: Log, until: Until = None, policy: Other = None, trace: Trace = N
     other = sched.Policy.read(policy) if policy is not None else None
     config, own, batches = sched.read(log)
     lists = list(batches)
-    if until is not None:
-        lists = lists[:until]
     try:
-        told = whatif.follow(config, own, lists)
+        told = whatif.follow(config, own, lists, until)
+        whole = whatif.follow(config, own, lists) if other is not None and until is not None else told
     except (AssertionError, LookupError, ValueError, TypeError) as e:
         raise BadInput(f"{log}: its events do not fit together: {type(e).__name__}: {e}") from None
     timelines = {"log": told}
     if other is not None:
-        timelines[str(policy)] = whatif.another(config, other, lists, told)
+        timelines[str(policy)] = whatif.another(config, other, lists, whole, until)
     if trace is not None:
         trace.write_text(json_.dumps(perfetto.trace(timelines[str(policy)] if other else told)), encoding="utf-8")
     if json:
@@ -87,6 +86,8 @@ def table(columns: dict[str, dict[str, Any]]) -> str:
 def _differences(a: Any, b: Any, name: str) -> None:
     from afl.sched import whatif
 
+    if b.end:
+        write(f"\n{name} ends at call {len(b.turns)}: {b.end}\n")
     found = whatif.first_difference(a, b)
     if found is None:
         write("\nboth make the same plans\n")

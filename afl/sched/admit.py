@@ -39,7 +39,7 @@ def admit(s: SchedState, policy: Bound, budget: int, spare: int, granted: tuple)
     Nobody is admitted while a preempted row waits for its fence: it goes first.
     """
     if s.preempting:
-        return s, Admitted(notes=_head_note(s, "fence"))
+        return s, Admitted(notes=head_note(s, "fence"))
     free = np.flatnonzero(s.status == FREE).tolist()[::-1]
     rows, grant, start, loads, back, notes, past = [], [], [], [], [], [], []
     running = len(s.running)
@@ -118,9 +118,10 @@ def _head(s: SchedState) -> tuple[SchedState, Ticket] | None:
     return None
 
 
-def _head_note(s: SchedState, rule: str) -> Notes:
+def head_note(s: SchedState, rule: str, beside: tuple[str, ...] = ()) -> Notes:
+    """Why the first waiting request waits, unless it is one of `beside`."""
     found = _head(s)
-    return Notes.of([(found[1].request.id, rule, 0, 0)]) if found else NOTHING
+    return Notes.of([(found[1].request.id, rule, 0, 0)]) if found and found[1].request.id not in beside else NOTHING
 
 
 def _hit(s: SchedState, t: Ticket) -> hits.Hit:

@@ -14,7 +14,8 @@ from afl.sched.policy import Bound
 from afl.sched.rows import fence_of
 from afl.sched.state import LOADING, PREEMPTED, SWAPPED, SchedState, pending
 
-WHY = ("", "limit", "host", "budget", "fence")
+WHY = ("", "limit", "host", "budget", "fence", "select", "cap")
+SELECT, CAP = 5, 6
 
 
 @attrs.frozen(eq=False)
@@ -63,6 +64,10 @@ def grant_running(s: SchedState, policy: Bound, wants: Wants, rows: np.ndarray, 
         capped = np.minimum(capped, cap(s, start, left, (), policy.params))
     grant, drafts, emit = empty32(n), empty32(n), np.empty(n, bool)
     budget, take, owed, starved = _fit(s, rows, capped, w, s.config.max_step_tokens, grant, drafts, emit, why)
+    if policy.select is not None or len(policy.chunk) > 1:              # somebody other than the mechanics has chosen
+        quiet = (why == 0) & (w.left > 0)
+        why[quiet & (left == 0)] = SELECT
+        why[quiet & (left > 0) & (capped < 1)] = CAP
     spare = s.pool.free - take - owed - _owed_to_loading(s)
     if spare < 0:
         return _squeeze(s, policy, rows, capped, w)

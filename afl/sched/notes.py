@@ -21,6 +21,8 @@ TEXT = {
     "paused": "the scheduler is paused",
     "chunk": "its chunk of {a} tokens came out empty, {b} tokens are left in the step",
     "select": "the policy keeps its turn for others",
+    "cap": "the policy's cap on chunks leaves it nothing of {a} tokens",
+    "preemption": "nobody is let in while a request is being preempted",
 }
 """Rules of the mechanics; those of gates are written by their policy files.  {a}, {b}: the two numbers of a note."""
 

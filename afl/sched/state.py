@@ -172,8 +172,10 @@ class SchedState:
         return frame(self)
 
     def explain(self) -> list[str]:
-        """Why requests got nothing in the last step, one sentence each."""
-        return self.notes.lines()
+        """Why requests got nothing in the last step, and what those wait for that no step looks at; a sentence each."""
+        from afl.sched.standing import standing
+
+        return (self.notes + standing(self)).lines()
 
     def __repr__(self) -> str:
         return (f"SchedState(step {self.step}, running {len(self.running)}, waiting {self.waiting}, in flight "

@@ -5,7 +5,7 @@ from collections.abc import Iterable
 import numpy as np
 
 from afl.sched import events as ev
-from afl.sched.admit import Admitted, admit, take_blocks
+from afl.sched.admit import Admitted, admit, head_note, take_blocks
 from afl.sched.arrivals import abort, arrive, expire, feed, finish, grammar, rank, reorder
 from afl.sched.events import Aborted, Arrived, Event, Sampled
 from afl.sched.grants import Grants, grant_running, wants_of
@@ -132,7 +132,9 @@ def _attempt(s: SchedState, bound: Bound, wants, rows, left, admits: bool) -> tu
     if len(g.rows):
         s, start = take_blocks(s, g.rows, g.grant)
         s = name_rows(s, g.rows)
-    if not g.fates and admits and s.queue.size:
+    if g.fates and admits:
+        notes = notes + head_note(s, "preemption", g.notes.ids)
+    elif admits and s.queue.size:
         asked = bound.admit or len(bound.chunk) > 1
         granted = tuple(zip(start.tolist(), g.grant.tolist(), strict=True)) if asked else ()
         s, new = admit(s, bound, g.budget, g.spare, granted)

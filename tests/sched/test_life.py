@@ -1,5 +1,7 @@
 """What happens to requests besides running: waiting for something, pauses, sessions, transfers, priorities, time."""
 
+import re
+
 import numpy as np
 import pytest
 from sched_fakes import Run, alone, expect_alone
@@ -20,8 +22,10 @@ from afl.sched import (
     Tick,
     check,
     metrics,
+    notes,
     policies,
 )
+from afl.sched.policies import get
 from afl.sched.results import repeats
 
 SMALL = SchedConfig(4, 16, 64, 32, 4)
@@ -374,3 +378,52 @@ def test_a25_given_up_requests_leave_no_alarm():
     run.drain()
     assert run.state.alarms.size == 0
     empty(run)
+
+
+def explained(run):
+    """id -> rules, from the sentences."""
+    known = {re.sub(r"\{.\}", "[-\\\\d.e]+", text): rule for rule, text in notes.TEXT.items()}
+    said: dict[str, list[str]] = {}
+    for line in run.state.explain():
+        id, _, sentence = line.partition(": ")
+        said.setdefault(id, []).append(next(r for pattern, r in known.items() if re.fullmatch(pattern, sentence)))
+    return said
+
+
+def test_whoever_waits_for_long_is_told_why():
+    run = Run(SchedConfig(4, 64, 64, 40, 4))
+    run.submit(Request("g", [1, 2], 3, grammar=True), Request("far", range(20), 3, remote=12),
+               Request("s", [4], 1, session=True))
+    for _ in range(3):
+        run.step()
+    assert explained(run) == {"g": ["grammar"], "far": ["remote"], "s": ["input"]}
+    assert "far: it waits for 12 tokens from elsewhere" in run.state.explain()
+    run.step(Paused("wait"))
+    run.submit(Request("late", [5], 2))
+    assert explained(run)["late"] == ["paused"] and explained(run)["g"] == ["grammar"]
+    run.step(Resumed(), Loaded("far", 12), Grammar("g"))
+    run.step(Paused("keep"))
+    assert explained(run)["far"] == explained(run)["g"] == ["paused"]
+
+
+def test_rows_that_a_policy_passes_over_are_told_so():
+    run = Run(SchedConfig(4, 8, 64, 40, 4), policy=get("prefill_first"))
+    run.submit(Request("a", [1], 9, ignore_eos=True))
+    run.step()
+    run.submit(Request("b", range(20), 2))
+    assert explained(run) == {"a": ["select"]}
+
+
+def test_the_head_of_the_queue_is_told_of_a_preemption():
+    run = Run(SchedConfig(3, 32, 32, 6, 4), depth=1)
+    run.submit(Request("a", range(8), 15, ignore_eos=True), Request("b", range(8), 15, ignore_eos=True))
+    seen = []
+    for i in range(12):
+        if i == 2:
+            run.submit(Request("c", range(20), 3))
+        else:
+            run.step()
+        if run.state.preemptions:
+            seen.append(explained(run))
+            break
+    assert seen == [{"b": ["preempted"], "c": ["preemption"]}] or seen == [{"b": ["preempted"]}], seen

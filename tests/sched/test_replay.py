@@ -64,6 +64,40 @@ def test_another_policy_delivers_the_same_tokens(logged, name):
     assert said == run.tokens and set(other.finished()) == set(run.finish)
 
 
+@pytest.mark.parametrize("until", [3, 12, 25])
+def test_another_policy_up_to_a_step_has_the_tokens_of_the_whole_log(logged, until):
+    path, run = logged
+    config, policy, batches = read(path)
+    lists = list(batches)
+    other = whatif.another(config, policies.get("priority"), lists, whatif.follow(config, policy, lists), until)
+    assert len(other.turns) == until and not other.end
+    said: dict[str, list[int]] = {}
+    for t in other.turns:
+        for id, token, _ in t.outputs.rows():
+            said.setdefault(id, []).append(token)
+    assert all(run.tokens[id][: len(tokens)] == tokens for id, tokens in said.items())
+    assert said
+
+
+def test_another_policy_ends_where_the_log_knows_no_more(tmp_path):
+    """The log is cut while r0 runs and r1 has not begun; whoever serves r1 first asks for what nobody wrote down."""
+    config, path = SchedConfig(1, 16, 40, 12, 3), tmp_path / "log"
+    with EventLog(path, config, Policy()) as log:
+        run = Run(config, 1, Policy(), log)
+        run.submit(*(Request(f"r{i}", [1, 2, 3], 9, priority=-i, ignore_eos=True) for i in range(2)))
+        for _ in range(4):
+            run.step()
+    config, policy, batches = read(path)
+    lists = list(batches)
+    other = whatif.another(config, policies.get("priority"), lists, whatif.follow(config, policy, lists))
+    assert other.end == "the log does not say how request r1 goes on after 0 tokens" and len(other.turns) == 1
+    same = whatif.another(config, policy, lists, whatif.follow(config, policy, lists))
+    assert "request r0 goes on after" in same.end and len(same.turns) >= 4
+    command = [sys.executable, "-m", "afl_cli", "replay", str(path), "--policy", "priority"]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0 and f"priority ends at call 1: {other.end}" in done.stdout, done.stderr
+
+
 def test_the_same_policy_makes_the_same_plans(logged):
     path, _ = logged
     config, policy, batches = read(path)

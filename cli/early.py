@@ -41,4 +41,3 @@ def find_chip(name: str) -> chips.Chip | None:
 
             plugins.load_ops()
     return chips.registered().get(name)
-

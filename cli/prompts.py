@@ -16,6 +16,7 @@ TEACH = """there is no prompt. Give one in any of these ways:
   afl run --file prompts.txt            one prompt per line, or JSON lines with "prompt" or "messages"
   afl run --prompt-ids 1,4308,198       token ids"""
 _KEYS = ("prompt", "messages")
+_URGENCY = ("priority", "deadline")
 _MOST = 20      # violations spelled out
 
 
@@ -26,6 +27,7 @@ class Asked:
     where: str
     value: Any
     error: str | None = None
+    urgency: dict[str, Any] = attrs.field(factory=dict)     # "priority", "deadline", of those that were given
 
 
 def gather(prompt: str | None, file: str | None, ids: str | None) -> list[Asked]:
@@ -108,17 +110,24 @@ def _record(where: str, line: str) -> Asked:
         return Asked(where, None, f"not JSON: {e}")
     if not isinstance(found, dict) or sum(k in found for k in _KEYS) != 1:
         return Asked(where, None, "expected an object with one of \"prompt\" and \"messages\"")
-    other = [k for k in found if k not in _KEYS]
+    other = [k for k in found if k not in _KEYS + _URGENCY]
     if other:
-        near = nearest(other[0], _KEYS, 1)
+        near = nearest(other[0], _KEYS + _URGENCY, 1)
         hint = f"; did you mean {near[0]!r}?" if near else "; sampling options are flags of afl run"
         return Asked(where, None, f"key {other[0]!r} is not known{hint}")
+    urgency = {k: found[k] for k in _URGENCY if k in found}
+    if type(urgency.get("priority", 0)) is not int or abs(urgency.get("priority", 0)) >= 1 << 62:
+        return Asked(where, None, f"\"priority\" must be a whole number, the smaller the sooner; got "
+                                  f"{found['priority']!r:.40}")
+    due = urgency.get("deadline", 0.0)
+    if type(due) not in (int, float) or not 0 <= due <= 1e9:
+        return Asked(where, None, f"\"deadline\" must be seconds until the first token is due; got {due!r:.40}")
     if "messages" in found:
         bad = _bad_messages(found["messages"])
-        return Asked(where, None if bad else found["messages"], bad)
+        return Asked(where, None if bad else found["messages"], bad, urgency)
     value = found["prompt"]
     if isinstance(value, str) or (isinstance(value, list) and all(type(i) is int for i in value)):
-        return Asked(where, value)
+        return Asked(where, value, None, urgency)
     return Asked(where, None, "\"prompt\" must be a text or a list of token ids")
 
 

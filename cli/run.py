@@ -62,8 +62,9 @@ def run(
     model: Model = DEFAULT_MODEL,
     file: Annotated[str | None, typer.Option(
         "--file", "-f", metavar="FILE", rich_help_panel="Model", show_default=False, help=
-        "Run every line of a file as one batch: a text per line, or JSON lines with \"prompt\" or \"messages\". "
-        "'-' is standard input.")] = None,
+        "Run every line of a file as one batch: a text per line, or JSON lines with \"prompt\" or \"messages\", and "
+        "\"priority\" (smaller is sooner) or \"deadline\" (seconds) if a policy asks for them. '-' is standard input."
+    )] = None,
     prompt_ids: Annotated[str | None, typer.Option(
         metavar="1,2,3", rich_help_panel="Model", show_default=False, help="The prompt as token ids.")] = None,
     system: Annotated[str | None, typer.Option(
@@ -252,6 +253,11 @@ def _serve(
     # rows that cannot be used would only enlarge the cache
     config = attrs.evolve(config, max_seqs=min(config.max_seqs, len(ids) * params.n))
     engine: Any = _engine_of(profile, m, config)
+    urgency = [asked[i].urgency for i in places]
+    for wanted in sorted(engine.needs & {"priority", "deadline"}):
+        if not any(wanted in u for u in urgency):
+            say(f"policy {config.policy}: no prompt has a {wanted}, so all are alike to it; JSON lines can have one, "
+                f'{{"prompt": "...", "{wanted}": 1}}', "note")
     several = len(asked) > 1 or params.n > 1
     printer = (Lines if json else Plain if several else Streaming)(asked, params.n, several)
     for i, why in refused.items():
@@ -260,7 +266,7 @@ def _serve(
     watched = Watched(engine, interrupts)
     try:
         with interrupts.waiting(), counting(len(ids) * params.n) as count:
-            for piece in stream(watched, ids, params):     # type: ignore[arg-type]
+            for piece in stream(watched, ids, params, urgency):     # type: ignore[arg-type]
                 place = places[piece.index]
                 if piece.done is not None:
                     count()

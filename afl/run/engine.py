@@ -21,11 +21,17 @@ from afl.run.load import set_threads
 from afl.run.logprobs import TokenLogprobs, top_logprobs
 from afl.run.memory import groups_of, size_pool
 from afl.run.pack import leaves_of, pack, pad
+from afl.run.policies import figured, policy_of
 from afl.run.programs import greedy_program, sample_program
 from afl.run.sampling import SampleTable, SamplingParams, pad_rows
 from afl.run.sampling import leaves_of as sample_leaves
 from afl.sched import Aborted, Arrived, Outputs, Paused, Plan, Request, Reset, Resumed, Sampled, Tick, Timed
+from afl.sched.events import NEVER
+from afl.sched.health import Health, Watch
+from afl.sched.policy import bind
 from afl.sched.timing import features
+
+STUCK = 60.0  # seconds without progress after which an engine with work is not healthy
 
 
 @attrs.frozen(eq=False)
@@ -58,8 +64,9 @@ class Engine:
         )
         self.model = attrs.evolve(model, config=config)
         self.config = config
-        self.policy = sched.Policy.read(config.policy)
+        self.policy = figured(policy_of(config.policy), model, self.pool.block_bytes, self.pool.block_tokens)
         self.needs = sched.policies.needs(self.policy)
+        swaps = "host" in self.needs and bind(self.policy).params["swap"] != "never"
         self.sched = sched.init(
             sched.SchedConfig(
                 config.max_seqs,
@@ -70,7 +77,7 @@ class Engine:
                 groups_of(model.caches, self.pool.block_tokens),
                 config.prefix_cache,
                 depth=config.depth,
-                host_blocks=self.pool.blocks if "host" in self.needs else 0,
+                host_blocks=self.pool.blocks if swaps else 0,
             ),
             self.policy,
         )
@@ -88,14 +95,22 @@ class Engine:
         self.flight: deque[Flight] = deque()
         self.inbox: list[Any] = []
         self.stalled = False
+        self.watch = Watch(STUCK)
         self.steps = 0
         self._numbers = itertools.count()
         self._seeds = np.random.SeedSequence(config.seed)
 
     # ---- requests
 
-    def submit(self, prompt: Sequence[int], params: SamplingParams, id: str | None = None) -> str:
-        """Queue a request; returns its id.  Raises RequestError, with all that is wrong, if it cannot be served."""
+    def submit(
+        self, prompt: Sequence[int], params: SamplingParams, id: str | None = None, *, priority: int = 0,
+        deadline: float | None = None,
+    ) -> str:
+        """Queue a request; returns its id.  Raises RequestError, with all that is wrong, if it cannot be served.
+
+        priority: smaller is more important; deadline: seconds from now in which its first token is due.  Policies of
+        those names use them.
+        """
         id = id if id is not None else f"r{next(self._numbers)}"
         if id in self.live:
             raise RequestError(f"request id {id!r} is in use; give each request an id of its own")
@@ -111,6 +126,7 @@ class Engine:
         most = params.max_tokens if params.max_tokens is not None else limit
         seed = params.seed if params.seed is not None else int(self._seeds.spawn(1)[0].generate_state(1, np.uint64)[0])
         self.live[id] = params, seed, ids.size
+        now = time.monotonic()
         self.inbox.append(
             Arrived(
                 Request(
@@ -122,7 +138,9 @@ class Engine:
                     stop_ids=params.stop_ids,
                     ignore_eos=params.ignore_eos,
                     needs_host=params.needs_host,
-                    arrival=time.monotonic(),
+                    priority=priority,
+                    arrival=now,
+                    deadline=NEVER if deadline is None else now + deadline,
                 )
             )
         )
@@ -149,6 +167,10 @@ class Engine:
         """Gauges and counters of the scheduler; see `afl.sched.metrics`."""
         return sched.metrics(self.sched)
 
+    def health(self, now: float | None = None) -> Health:
+        """Whether the engine gets on, with the oldest request and what it waits for if not; from any thread."""
+        return self.watch.health(self.sched, time.monotonic() if now is None else now)
+
     @property
     def busy(self) -> bool:
         """Something waits, runs or is in flight."""
@@ -169,6 +191,7 @@ class Engine:
             self.log.write(events)
         self.sched, plan, outputs = sched.step(self.sched, events, self.policy)
         self.stalled = plan is None
+        self.watch = self.watch.see(self.sched, time.monotonic())
         if plan is not None:
             self.flight.append(self._launch(plan))
             self.steps += 1

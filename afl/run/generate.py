@@ -98,8 +98,12 @@ def bad_words(model: Any, words: Sequence[str]) -> tuple[tuple[int, ...], ...]:
     return tuple(dict.fromkeys(tuple(model.text.tokenizer.encode(form, special=False)) for form in forms))
 
 
-def stream(engine: Engine, prompts: Sequence[Sequence[int]], params: SamplingParams) -> Iterator[Piece]:
+def stream(
+    engine: Engine, prompts: Sequence[Sequence[int]], params: SamplingParams, urgency: Sequence[Mapping[str, Any]] = ()
+) -> Iterator[Piece]:
     """Serve prompts of token ids as one batch, `params.n` samples each, yielding text as it becomes final.
+
+    urgency: per prompt `priority` and `deadline` as `Engine.submit` takes them; empty: none has any.
 
     A request that is refused yields a Piece whose completion carries the error; the others go on.  Closing the
     iterator aborts what is left.
@@ -107,7 +111,7 @@ def stream(engine: Engine, prompts: Sequence[Sequence[int]], params: SamplingPar
     jobs: dict[str, _Job] = {}
     whole = True  # a step that raised leaves the engine between two states, and stepping on would hide the reason
     try:
-        yield from _submit(engine, prompts, params, jobs)
+        yield from _submit(engine, prompts, params, jobs, urgency or [{}] * len(prompts))
         while jobs:
             whole = False
             result = engine.step()
@@ -124,7 +128,8 @@ def stream(engine: Engine, prompts: Sequence[Sequence[int]], params: SamplingPar
 
 
 def _submit(
-    engine: Engine, prompts: Sequence[Sequence[int]], params: SamplingParams, jobs: dict[str, _Job]
+    engine: Engine, prompts: Sequence[Sequence[int]], params: SamplingParams, jobs: dict[str, _Job],
+    urgency: Sequence[Mapping[str, Any]],
 ) -> Iterator[Piece]:
     """Queue all samples of all prompts in `jobs`; yields the refused ones."""
     text = engine.model.text
@@ -138,7 +143,7 @@ def _submit(
             )
             job = _Job(index, sample, len(ids), own, made, time.perf_counter())
             try:
-                jobs[engine.submit(ids, own)] = job
+                jobs[engine.submit(ids, own, **urgency[index])] = job
             except RequestError as e:
                 yield Piece(index, sample, "", _refused(job, str(e)))
 

@@ -85,10 +85,10 @@ def _(a: Ask) -> Violation | None:
 
 @rule("policy", "policy is known, and the parts of a composed one do not decide the same thing", "policy")
 def _(a: Ask) -> Violation | None:
-    from afl.sched import Policy
+    from afl.run.policies import policy_of
 
     try:
-        Policy.read(a.config.policy)
+        policy_of(a.config.policy)
     except ConfigError as e:
         return Violation(str(e), a.config.policy, "a policy, or policies that combine, or a .json file")
     return None

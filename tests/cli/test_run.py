@@ -343,3 +343,33 @@ def test_the_event_log_replays(ask, llama, tmp_path):
 def test_the_real_model_names_paris(afl):
     result = afl("run", "What is the capital of France?", "--max-tokens", 20)
     assert result.exit_code == 0 and "Paris" in result.stdout
+
+
+def test_a_policy_that_cannot_act_is_refused_or_says_so(afl, llama, tmp_path):
+    result = afl("run", "--model", llama, "--policy", "balance", "x")
+    assert result.exit_code == 2 and "compares data-parallel ranks, and there is only one here" in result.stderr
+    assert "reading" not in result.stderr
+    result = afl("run", "--model", llama, "--policy", "priority", "--max-tokens", 2, "x")
+    assert result.exit_code == 0 and "no prompt has a priority" in result.stderr
+    file, log = tmp_path / "p.jsonl", tmp_path / "log"
+    file.write_text('{"prompt": "the cat", "priority": 7}\n{"prompt": "the dog", "priority": -2, "deadline": 3.5}\n')
+    result = afl("run", "--model", llama, "--policy", "priority+watermark", "--max-tokens", 2, "--file", file,
+                 "--log", log, "--json")
+    assert result.exit_code == 0 and "priority" not in result.stderr
+    requests = [e[1] for line in log.read_text().splitlines()[1:] for e in json.loads(line) if e[0] == "arrived"]
+    assert [r.get("priority", 0) for r in requests] == [7, -2]
+    assert "deadline" not in requests[0] and 3 < requests[1]["deadline"] - requests[1]["arrival"] < 4
+
+
+@pytest.mark.parametrize("line,why", [
+    ('{"prompt": "x", "priority": 1.5}', '"priority" must be a whole number'),
+    ('{"prompt": "x", "priority": true}', '"priority" must be a whole number'),
+    ('{"prompt": "x", "deadline": -1}', '"deadline" must be seconds'),
+    ('{"prompt": "x", "deadline": NaN}', '"deadline" must be seconds'),
+    ('{"prompt": "x", "priorty": 1}', "did you mean 'priority'"),
+])
+def test_urgency_that_is_none_is_refused(afl, llama, tmp_path, line, why):
+    file = tmp_path / "p.jsonl"
+    file.write_text(line + "\n")
+    result = afl("run", "--model", llama, "--file", file)
+    assert result.exit_code == 2 and why in result.stderr

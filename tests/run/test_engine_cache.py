@@ -61,7 +61,7 @@ def test_swapping_to_the_host_changes_no_token(model, alone, depth, cache, eager
 
 
 @pytest.mark.parametrize("policy", ["priority", "shortest", "decode_first+watermark", "prefill_first", "growth",
-                                    "deadline", "profiling", "recompute+balance"])
+                                    "deadline", "profiling", "recompute"])
 def test_no_policy_changes_a_token(model, alone, policy):
     assert serve(model.engine(policy=policy, **TIGHT))[0] == alone
 

@@ -34,4 +34,5 @@ def rules(policy, params):
     return [] if policy.order == "deadline" else ["the gate 'deadline' needs the order 'deadline'"]
 
 
-register("deadline", order=order, admit=admit, rules=rules, params={"prefill_tokens_per_s": 1e4}, needs=("clock",))
+register("deadline", order=order, admit=admit, rules=rules, params={"prefill_tokens_per_s": 1e4},
+         needs=("clock", "deadline"))

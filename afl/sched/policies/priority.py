@@ -15,4 +15,4 @@ def victim(s, rows, params):
     return rows[np.lexsort((s.number[rows], s.arrival[rows], s.priority[rows]))[-1]]
 
 
-register("priority", order=order, victim=victim)
+register("priority", order=order, victim=victim, needs=("priority",))

@@ -26,7 +26,8 @@ class PolicyFile:
     observe: Callable | None = None
     rules: Callable | None = None
     params: Mapping[str, Any] = attrs.field(factory=dict)      # parameter name -> default
-    needs: tuple[str, ...] = ()   # of the driver: "clock" (Tick), "timing" (Timed), "peers" (Peers), "host" (memory)
+    needs: tuple[str, ...] = ()   # of the driver: "clock" (Tick), "timing" (Timed), "peers" (Peers), "host" (memory);
+    #                               of requests: "priority", "deadline"
 
     @property
     def slots(self) -> list[str]:
@@ -35,7 +36,7 @@ class PolicyFile:
 
 
 def needs(policy: Policy) -> frozenset[str]:
-    """What a policy asks of the driver: "clock", "timing", "peers", "host".
+    """What a policy asks of the driver ("clock", "timing", "peers", "host") and of requests ("priority", "deadline").
 
     >>> sorted(needs(Policy()))
     []

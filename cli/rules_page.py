@@ -31,7 +31,8 @@ SHAPES = {      # layers, d, h, k, f, v
 }
 WAYS: dict[str, list[dict[str, Any]]] = {
     "dtype": [{"dtype": n} for n in ("float32", "bfloat16", "float16")],
-    "weights": [{"weights": n} for n in ("float32", "bfloat16", "float16", "int8", "int8-channel", "int4", "int4-sym")],
+    "weights": [{"weights": n} for n in ("float32", "bfloat16", "float16", "int8", "int8-channel", "int8-dynamic",
+                                         "int4", "int4-sym", "int4-dynamic")],
     "block_tokens": [{"block_tokens": n} for n in (16, 64, 100, 128, 256)],
     "heads of 256 channels": [{"head_dim": 256, "block_tokens": n} for n in (0, 64, 128)],
     "depth": [{"depth": n} for n in (1, 2, 3)],

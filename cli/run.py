@@ -41,7 +41,8 @@ def _sampling(help: str, *names: str, metavar: str | None = "N", **more: Any) ->
 
 
 Weights = Annotated[str, _engine(
-    "How matrices are held: a dtype, int8, int8-channel, int4, int4-sym; auto: the compute dtype.", metavar="NAME")]
+    "How matrices are held: a dtype, int8, int8-channel, int4, int4-sym; with int8-dynamic and int4-dynamic products "
+    "also round what they multiply; auto: the compute dtype.", metavar="NAME")]
 MaxModelLen = Annotated[int, _engine("Longest sequence, prompt included; 0: what the model and the cache allow.")]
 MaxSeqs = Annotated[int, _engine("Most requests that run at a time; never more than there are answers.")]
 MaxStepTokens = Annotated[int, _engine(

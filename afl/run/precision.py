@@ -34,13 +34,18 @@ def stores(chip: Chip, weights: str, dtype: torch.dtype) -> Callable[[str], Any]
         if role not in MATRICES or name == "auto":
             return plain
         if name in schemes.registered():
-            return schemes.store(name if role == "linear.weight" else "int8", plain.name)
+            return schemes.store(name if role == "linear.weight" else _outer(name), plain.name)
         return As(plain, DTYPES[name])
 
     if name != "auto" and (why := _refusal(store("linear.weight"), chip, dtype)):
         raise ConfigError(f"weights {weights!r} cannot be computed on chip {chip.name!r} with dtype "
                           f"{str(dtype).removeprefix('torch.')}; use --weights auto\n{why}")
     return store
+
+
+def _outer(name: str) -> str:
+    """The scheme of embedding and head."""
+    return "int8-dynamic" if name.endswith("-dynamic") else "int8"
 
 
 def _refusal(store: Any, chip: Chip, dtype: torch.dtype) -> str:

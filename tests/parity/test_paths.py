@@ -120,7 +120,10 @@ def test_threads_do_not_change_tokens(models, alone, threads, sampling):
         torch.set_num_threads(2)
 
 
-@pytest.mark.parametrize("weights", ("bfloat16", "int8", "int8-channel", "int4", "int4-sym"))
+SMALL = "bfloat16", "int8", "int8-channel", "int8-dynamic", "int4", "int4-sym", "int4-dynamic"
+
+
+@pytest.mark.parametrize("weights", SMALL)
 def test_all_paths_give_the_same_tokens_with_small_weights(weights, bucket_chip):
     """The truth is the same model alone by reference bodies, which decode the weights first."""
     model = random_model("LlamaForCausalLM", SIZES, seed=3, weights=weights)

@@ -36,6 +36,7 @@ def _pointer(kind: Any) -> Any:
 
 
 f32 = _pointer(types.float32)
+i8 = _pointer(types.int8)
 i32 = _pointer(types.int32)
 f64 = _pointer(types.float64)
 

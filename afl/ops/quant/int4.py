@@ -21,12 +21,16 @@ GROUP = 32
 
 @struct
 class Int4:
-    """A weight [o, i]: q uint8 [o, i] of numbers 0 to 15; scale and low [o, groups]; `group` inputs share them."""
+    """A weight [o, i]: q uint8 [o, i] of numbers 0 to 15; scale and low [o, groups]; `group` inputs share them.
+
+    dynamic: products round their activations too (`afl/ops/quant/dynamic.py`).
+    """
 
     q: Tensor
     scale: Tensor
     low: Tensor
     group: int = static(GROUP)
+    dynamic: bool = static(False)
 
 
 @op
@@ -68,11 +72,19 @@ def decoded(q: Tensor, scale: Tensor, low: Tensor, group: int) -> Tensor:
 
 @times.register(Int4)
 def _(w: Int4, x: Any, bias: Any) -> Any:
+    if w.dynamic:
+        from afl.ops.quant.dynamic import linear_int4_dynamic
+
+        return linear_int4_dynamic(x, w.q, w.scale, w.low, bias)
     return linear_int4(x, w.q, w.scale, w.low, bias, group=w.group)
 
 
 @score.register(Int4)
 def _(w: Int4, x: Any) -> Any:
+    if w.dynamic:
+        from afl.ops.quant.dynamic import linear_int4_dynamic
+
+        return linear_int4_dynamic(x, w.q, w.scale, w.low, dtype=torch.float32)
     return linear_int4(x, w.q, w.scale, w.low, group=w.group, dtype=torch.float32)
 
 
@@ -120,27 +132,29 @@ def from_q4_1(raw: Tensor) -> dict[str, Tensor]:
     return {"q": _halves(b[..., 4:]).flatten(1), "scale": pair[..., 0], "low": pair[..., 1]}
 
 
-def _plain(w: Int4) -> Tensor:
+def decode(w: Int4) -> Tensor:
+    """float32 [o, i]."""
     from afl.layout import plain
 
     return decoded(plain(w.q), plain(w.scale), plain(w.low), w.group)
 
 
-def _parts(s: tuple[int, ...]) -> dict[str, tuple[tuple[int, ...], torch.dtype]]:
+def parts(s: tuple[int, ...]) -> dict[str, tuple[tuple[int, ...], torch.dtype]]:
+    """Shapes and dtypes of a weight's parts."""
     per = (s[0], -(-s[1] // GROUP)), torch.float16
     return {"q": (s, torch.uint8), "scale": per, "low": per}
 
 
 def _wrap(q: Tensor, scale: Tensor, low: Tensor) -> Int4:
-    return Int4(q, scale, low, GROUP)
+    return Int4(q, scale, low, GROUP, False)
 
 
 register(Scheme(
-    "int4", "4 bits, a float16 scale and lowest value per 32 inputs", asymmetric, _wrap, _parts, _plain,
+    "int4", "4 bits, a float16 scale and lowest value per 32 inputs", asymmetric, _wrap, parts, decode,
     {"Q4_1": from_q4_1, "Q4_0": from_q4_0},
 ))
 register(Scheme(
-    "int4-sym", "4 bits around zero, a float16 scale per 32 inputs", symmetric, _wrap, _parts, _plain,
+    "int4-sym", "4 bits around zero, a float16 scale per 32 inputs", symmetric, _wrap, parts, decode,
     {"Q4_0": from_q4_0},
 ))
 

@@ -20,11 +20,15 @@ GROUP = 32
 
 @struct
 class Int8:
-    """A weight [o, i]: q int8 [o, i], scale [o, groups]; `group` inputs share a scale."""
+    """A weight [o, i]: q int8 [o, i], scale [o, groups]; `group` inputs share a scale.
+
+    dynamic: products round their activations too (`afl/ops/quant/dynamic.py`).
+    """
 
     q: Tensor
     scale: Tensor
     group: int = static(GROUP)
+    dynamic: bool = static(False)
 
 
 @op
@@ -64,11 +68,19 @@ def decoded(q: Tensor, scale: Tensor, group: int) -> Tensor:
 
 @times.register(Int8)
 def _(w: Int8, x: Any, bias: Any) -> Any:
+    if w.dynamic:
+        from afl.ops.quant.dynamic import linear_int8_dynamic
+
+        return linear_int8_dynamic(x, w.q, w.scale, bias)
     return linear_int8(x, w.q, w.scale, bias, group=w.group)
 
 
 @score.register(Int8)
 def _(w: Int8, x: Any) -> Any:
+    if w.dynamic:
+        from afl.ops.quant.dynamic import linear_int8_dynamic
+
+        return linear_int8_dynamic(x, w.q, w.scale, dtype=torch.float32)
     return linear_int8(x, w.q, w.scale, group=w.group, dtype=torch.float32)
 
 
@@ -91,25 +103,26 @@ def from_q8_0(raw: Tensor) -> dict[str, Tensor]:
     return {"q": b[..., 2:].view(torch.int8).flatten(1), "scale": b[..., :2].contiguous().view(torch.float16)[..., 0]}
 
 
-def _plain(w: Int8) -> Tensor:
+def decode(w: Int8) -> Tensor:
+    """float32 [o, i]."""
     from afl.layout import plain
 
     return decoded(plain(w.q), plain(w.scale), w.group)
 
 
 register(Scheme(
-    "int8", "8 bits, a float16 scale per 32 inputs", encode, lambda q, scale: Int8(q, scale, GROUP),
-    lambda s: {"q": (s, torch.int8), "scale": ((s[0], -(-s[1] // GROUP)), torch.float16)}, _plain, {"Q8_0": from_q8_0},
+    "int8", "8 bits, a float16 scale per 32 inputs", encode, lambda q, scale: Int8(q, scale, GROUP, False),
+    lambda s: {"q": (s, torch.int8), "scale": ((s[0], -(-s[1] // GROUP)), torch.float16)}, decode, {"Q8_0": from_q8_0},
 ))
 
 
 def _channel(q: Tensor, scale: Tensor) -> Int8:
-    return Int8(q, scale, q.shape[1])
+    return Int8(q, scale, q.shape[1], False)
 
 
 register(Scheme(
     "int8-channel", "8 bits, a float32 scale per output", lambda x: encode(x, 0, torch.float32), _channel,
-    lambda s: {"q": (s, torch.int8), "scale": ((s[0], 1), torch.float32)}, _plain,
+    lambda s: {"q": (s, torch.int8), "scale": ((s[0], 1), torch.float32)}, decode,
 ))
 
 

@@ -23,6 +23,7 @@ class Scheme:
     parts: logical shape -> {name: (shape, dtype)}.  decode: the struct -> float32 [o, i].
     taken: type names of checkpoint files whose rows are taken over exactly -> bytes of rows -> named tensors.
     expert_sliceable: whether one expert of a stacked weight can be cut out and moved.
+    form: what is added to the name of a chip's layout for the numbers, when kernels want them in another order.
     """
 
     name: str
@@ -33,6 +34,7 @@ class Scheme:
     decode: Callable[[Any], Tensor]
     taken: Mapping[str, Callable[[Tensor], Mapping[str, Tensor]]] = attrs.field(factory=dict)
     expert_sliceable: bool = True
+    form: str = ""
 
 
 @attrs.frozen
@@ -113,8 +115,12 @@ def store(name: str, layout_name: str) -> Store:
     Numbers of 4 bits, which are uint8 outside, lie in the layout's packed form, `layout_name` + "4".
     """
     made = scheme(name)
-    parts = made.parts((1, 1))
-    return Store(made, {n: layout(layout_name + "4" * (dtype == torch.uint8)) for n, (_, dtype) in parts.items()})
+
+    def name_of(dtype: torch.dtype) -> str:
+        form = made.form if dtype in (torch.int8, torch.uint8) else ""
+        return layout_name + form + "4" * (dtype == torch.uint8)
+
+    return Store(made, {n: layout(name_of(dtype)) for n, (_, dtype) in made.parts((1, 1)).items()})
 
 
 def groups(x: Tensor, size: int) -> Tensor:

@@ -12,7 +12,7 @@ from typer.core import TyperCommand, TyperGroup
 from afl.config import unknown_variables
 from afl.errors import AflError
 
-from . import check, chips, eplb, eval, inspect, replay, run
+from . import check, chips, doctor, eplb, eval, inspect, replay, run
 from .terminal import say
 
 HELP = """Large language models on CPUs and Ascend NPUs.
@@ -26,6 +26,7 @@ HELP = """Large language models on CPUs and Ascend NPUs.
   afl eplb plan --load load.npz --ranks 32       where to put experts, from a recorded load
   afl eval ppl --text book.txt --weights int8    what a precision costs in quality
   afl chips                                      what it runs on
+  afl doctor                                     what is installed, what is missing, and what that means
 """
 
 
@@ -127,5 +128,6 @@ measure = typer.Typer(help=eval.HELP, no_args_is_help=True, rich_markup_mode=Non
 app.add_typer(measure, name="eval")
 for _name, _function in eval.COMMANDS.items():
     _command(measure, _name, _function)
+_command(app, "doctor", doctor.doctor)
 _command(app, "chips", chips.show_chips)
 _command(app, "models", chips.show_models)

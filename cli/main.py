@@ -10,7 +10,10 @@ def main() -> None:
     before = signal.signal(signal.SIGINT, lambda *_: os._exit(130))
     if None in (sys.stdin, sys.stdout, sys.stderr):
         _reopen()
-    from .commands import app
+    try:
+        from .commands import app
+    except ImportError as e:
+        sys.exit(f"afl: error: the command line cannot start: {e}; install afl together with what it requires")
 
     signal.signal(signal.SIGINT, before)
     status: object = 0

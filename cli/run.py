@@ -8,6 +8,7 @@ import attrs
 import typer
 
 from afl import chip as chips
+from afl.chip import F
 from afl.config import EngineConfig
 from afl.errors import BadInput, ConfigError, violations
 from afl.models.locate import ALIASES
@@ -249,6 +250,8 @@ def _serve(
     refuse_unserved(m)
     with loading(f"reading {name}") as progress:
         m = found.read(progress)
+    if F.NPU in m.chip.features:
+        say(f"chip {m.chip.name} is emulated on this host: right, but slow", "note")
     for notice in m.notices:
         say(notice, "note")
     # rows that cannot be used would only enlarge the cache

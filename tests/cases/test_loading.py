@@ -241,6 +241,13 @@ def test_i01_an_answer_on_the_cpu_though_a_vendor_backend_cannot_load(llama, tmp
     assert len(json.loads(done.stdout)["token_ids"]) == 3 and "libvendor" not in done.stderr
 
 
+def test_i01_a_chip_without_its_device_is_emulated_and_said_so(tmp_path):
+    model = tiny.folder(tmp_path, "llama", head_dim=16)
+    done = clean("run", "--model", model, "the cat", "--json", "--max-tokens", 3, "--ignore-eos", "--chip", "a3")
+    assert done.returncode == 0 and "chip a3 is emulated on this host" in done.stderr
+    assert len(json.loads(done.stdout)["token_ids"]) == 3
+
+
 def test_i02_an_unknown_chip_is_refused_in_the_first_second_with_the_list(llama):
     code = ("import sys, resource, afl_cli.main as m\n"
             "try: m.main()\nexcept SystemExit as e:\n"

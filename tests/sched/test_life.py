@@ -344,7 +344,7 @@ def test_a_hundred_thousand_waiting_requests_cost_a_step_nothing():
 
     s, policy = init(run.state.config), run.policy
     prompt = np.arange(8)
-    s, plan, _ = step(s, [Arrived(Request(str(i), prompt, 50)) for i in range(2000)], policy)
+    s, plan, _ = step(s, [Arrived(Request(str(i), prompt, 50)) for i in range(100_000)], policy)
     size, node = s.queue.size, s.queue.node
     for _ in range(5):
         from afl.sched import Sampled

@@ -36,13 +36,20 @@ from afl.sched import (
 FULL, WINDOW, STATE = GroupSpec(), GroupSpec("window", window=5), GroupSpec("recurrent")
 GROUPS = [(FULL,), (FULL,), (FULL, WINDOW), (FULL, STATE), (GroupSpec(block_tokens=4), GroupSpec("window", 2, 3)),
           (WINDOW,), (FULL, WINDOW, STATE)]
-POLICIES = [
-    policies.compose(*names, **params) for names, params in (
-        (("fcfs",), {}), (("fcfs",), {"long_prefill_token_threshold": 3}), (("priority",), {}),
-        (("priority", "watermark"), {"watermark": 0.2}), (("shortest", "growth"), {}),
-        (("deadline", "decode_first"), {}),
-        (("prefill_first",), {}), (("decode_first", "profiling"), {"chunk_b": 0.01, "chunk_ms": 0.05, "chunk_unit": 1}),
-        (("recompute", "balance"), {"swap": "always"}), (("priority", "recompute"), {"swap": "always"}))]
+PARAMS = {"watermark": {"watermark": 0.2}, "recompute": {"swap": "always"}, "balance": {"balance": "any_at_cap"},
+          "profiling": {"chunk_b": 0.01, "chunk_ms": 0.05, "chunk_unit": 1},
+          "decode_first": {"prompt_tokens_beside_decodes": 3}, "fcfs": {"long_prefill_token_threshold": 3}}
+
+
+def composed(order, select, more):
+    names = [n for n in (order, select, *more) if n]
+    return policies.compose(*names, **{k: v for n in names for k, v in PARAMS.get(n, {}).items()})
+
+
+POLICIES = st.one_of(st.just(policies.compose("fcfs")), st.builds(
+    composed, st.sampled_from(["", "fcfs", "priority", "shortest", "deadline"]),
+    st.sampled_from(["", "", "decode_first", "prefill_first"]),
+    st.sets(st.sampled_from(["watermark", "growth", "balance", "recompute", "profiling"]), max_size=3).map(sorted)))
 
 tokens = st.lists(st.integers(0, VOCAB - 1), min_size=1, max_size=12)
 tails = st.lists(st.integers(0, 2), max_size=4)
@@ -52,15 +59,15 @@ shapes = st.builds(
     dict, prompt=prompts, max_tokens=st.integers(1, 12), min_tokens=st.integers(0, 4), eos_ids=few, stop_ids=few,
     ignore_eos=st.booleans(), needs_host=st.booleans(), priority=st.integers(0, 2), salt=st.sampled_from(["", "", "s"]),
     repeat=st.sampled_from([(), (), (1, 3, 2)]), grammar=st.sampled_from([False, False, True]),
-    session=st.sampled_from([False, False, True]), remote=st.sampled_from([0, 0, 0, 5, 9]),
-    readers=st.sampled_from([0, 0, 0, 2]), deadline=st.sampled_from([5.0, 50.0]),
+    session=st.booleans(), remote=st.sampled_from([0, 0, 0, 5, 9]),
+    readers=st.sampled_from([0, 0, 2]), deadline=st.sampled_from([5.0, 50.0]),
     expires=st.sampled_from([float("inf"), float("inf"), 30.0]))
 
 
 class Machine(RuleBasedStateMachine):
     """Plans are run at once, results come whenever hypothesis likes, at most `depth` of them late."""
 
-    @initialize(policy=st.sampled_from(POLICIES), groups=st.sampled_from(GROUPS), depth=st.integers(1, 3),
+    @initialize(policy=POLICIES, groups=st.sampled_from(GROUPS), depth=st.integers(1, 3),
                 drafts=st.sampled_from([0, 0, 2]), seqs=st.integers(1, 5), budget=st.integers(1, 12),
                 length=st.integers(6, 30), blocks=st.integers(3, 14), size=st.sampled_from([1, 2, 3, 4]),
                 cache=st.booleans())
@@ -117,7 +124,7 @@ class Machine(RuleBasedStateMachine):
         """S6 for first come, first served with all gates open; S7 for priority."""
         new = [t.number for id, t in self.s.tickets.items() if t.row >= 0 and (
             (was := before.tickets.get(id)) is None or was.row < 0)]
-        if self.policy == POLICIES[0] and new:
+        if self.policy == policies.compose("fcfs") and new:
             assert max(new) <= min((t.number for t in self.s.tickets.values() if t.entry is not None), default=10**9)
         if self.policy.victim == "priority":
             lost = [self.s.tickets[i].priority for i, r in zip(self.s.notes.ids, self.s.notes.rules, strict=True)
@@ -166,7 +173,9 @@ class Machine(RuleBasedStateMachine):
     def news(self, data, what):
         self.room()
         alive = [i for i in self.requests if i not in self.over] or list(self.requests)
-        id = data.draw(st.sampled_from(alive))
+        where = {"input": [i for i in alive if (t := self.s.tickets.get(i)) is not None and t.place == 3],
+                 "sent": [i for i, _ in self.s.pins.items()]}                # where the news is some
+        id = data.draw(st.sampled_from(where.get(what) or alive))
         if what == "input":
             ticket = self.s.tickets.get(id)
             if ticket is None or ticket.place != 3:
@@ -207,7 +216,9 @@ class Machine(RuleBasedStateMachine):
         for id, ticket in list(self.s.tickets.items()):
             self.room()
             self.feed(Grammar(id) if ticket.place == 2 else Aborted(id) if ticket.place == 3 else Tick(self.now))
-        for _ in range(6000):                                              # S5
+        # S5: a step computes a token at least, and a preempted request has yielded one since its admission
+        bound = 200 + 4 * sum(t.limit for _, t in self.s.tickets.items()) * self.config.max_seqs
+        for _ in range(bound):
             if not self.s.busy:
                 break
             if self.flight:

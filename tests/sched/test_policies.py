@@ -344,11 +344,36 @@ def test_any_two_policies_go_together_or_say_why_not(pair):
         return
     policy = composed(*pair)
     assert Policy.from_json(policy.to_json()) == policy
-    number = PAIRS.index(pair)
-    groups = [(GroupSpec(),), (GroupSpec(), GroupSpec("window", window=5)), (GroupSpec(), GroupSpec("recurrent"))]
-    config = SchedConfig(4, 8, 30, 12 * (1 + (number % 3 > 0)), 3, groups[number % 3], prefix_cache=number % 2 == 0,
-                         drafts=2 * (number % 3 != 2), host_blocks=20)
-    run = Run(config, 1 + number % 3, policy)
+    for kind, depth, drafts, cache in shapes_of(PAIRS.index(pair)):
+        serves(policy, GROUPS[kind], depth, drafts, cache)
+
+
+GROUPS = [(GroupSpec(),), (GroupSpec(), GroupSpec("window", window=5)), (GroupSpec(), GroupSpec("recurrent"))]
+
+
+def shapes_of(number):
+    """(kind of groups, depth, drafts, prefix cache) with which pair `number` is tried; recurrent groups have no drafts."""
+    for kind in range(3):
+        yield kind, 1 + (number + kind) % 3, 2 * ((number // 3 + kind) % 2) * (kind != 2), (number // 2 + kind) % 2 == 0
+
+
+def test_the_pairs_cover_every_two_of_policy_groups_depth_drafts_and_cache():
+    seen = set()
+    for number, pair in enumerate(PAIRS):
+        for shape in shapes_of(number):
+            named = list(zip(("groups", "depth", "drafts", "cache"), shape, strict=True))
+            seen |= set(itertools.combinations(named, 2)) | {(name, x) for name in pair for x in named}
+    values = dict(groups=range(3), depth=(1, 2, 3), drafts=(0, 2), cache=(False, True))
+    every = [(n, v) for n, vs in values.items() for v in vs]
+    missing = [two for two in itertools.combinations(every, 2) if two[0][0] != two[1][0] and two not in seen]
+    missing += [(name, x) for name in ALL for x in every if (name, x) not in seen]
+    assert missing == [(("groups", 2), ("drafts", 2))]
+
+
+def serves(policy, groups, depth, drafts, cache):
+    """Nine requests on a tight pool have the outputs that each has alone."""
+    config = SchedConfig(4, 8, 30, 12 * len(groups), 3, groups, prefix_cache=cache, drafts=drafts, host_blocks=20)
+    run = Run(config, depth, policy)
     requests = [Request(str(i), np.arange(3 + i % 5) % 3, 6 + i, priority=i % 3, arrival=float(i), deadline=5.0 + i)
                 for i in range(9)]
     for i in range(0, 9, 3):

@@ -24,7 +24,7 @@ from afl.sched import (
     step,
 )
 
-quick = settings(max_examples=35, deadline=None, suppress_health_check=list(HealthCheck))
+quick = settings(max_examples=120, deadline=None, suppress_health_check=list(HealthCheck))
 
 FULL, WINDOW, STATE = GroupSpec(), GroupSpec("window", window=5), GroupSpec("recurrent")
 GROUPS = {

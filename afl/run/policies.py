@@ -28,25 +28,26 @@ def policy_of(text: str) -> Policy:
 def figured(policy: Policy, model: Any, block_bytes: int, block_tokens: int) -> Policy:
     """The policy with what `recompute` has to know of chip and model, unless its parameters say otherwise.
 
-    A chip without figures, or whose memory is the host's, never swaps: there the blocks are better in the cache.
+    A chip without figures, or whose memory is the host's, never swaps unless told to, or unless its three figures are
+    given: there the blocks are better in the cache.
     """
     if "recompute" not in policy.files():
         return policy
     roofline, c = model.chip.roofline, model.c
     dtype = str(model.dtype).removeprefix("torch.")
     flops = roofline.flops.get(dtype) or roofline.flops.get(model.chip.dtypes[0], 0.0)
-    if not flops or not roofline.host_bytes_per_s or model.chip.limits.unified_memory:
-        found: dict[str, Any] = {"swap": "never"}
-    else:
-        found = {
+    given = dict(policy.params)
+    found: dict[str, Any] = {
+        "params": float(model.parameters), "weight_bytes": model.param_bytes / model.parameters,
+        "kv_bytes": block_bytes / block_tokens, "descriptors": 2 * c.layers,
+        "attention": float(c.layers * c.h * 2 * c.e),
+    }
+    if flops and roofline.host_bytes_per_s and not model.chip.limits.unified_memory:
+        found |= {
             "chip_flops": EFFICIENCY["chip_flops"] * flops,
             "memory_gbps": EFFICIENCY["memory_gbps"] * roofline.memory_bytes_per_s / 1e9,
             "link_gbps": EFFICIENCY["link_gbps"] * roofline.host_bytes_per_s / 1e9,
-            "params": float(model.parameters), "weight_bytes": model.param_bytes / model.parameters,
-            "kv_bytes": block_bytes / block_tokens, "descriptors": 2 * c.layers,
-            "attention": float(c.layers * c.h * 2 * c.e),
         }
-    given = dict(policy.params)
-    if "swap" in found and given.keys() & sched.policies.load("recompute").params.keys():
-        return policy                       # whoever gives figures has measured them
+    elif not {"chip_flops", "memory_gbps", "link_gbps"} <= given.keys():
+        found["swap"] = "never"
     return attrs.evolve(policy, params=found | given)

@@ -69,12 +69,17 @@ def test_recompute_reckons_with_the_chip_and_the_model(model, tmp_path):
     mine = Policy(action="recompute", params={"link_gbps": 3.0})
     assert dict(figured(mine, on, 4096, 16).params)["link_gbps"] == 3.0
     # host memory is device memory: blocks are better in the cache
-    assert dict(figured(Policy(action="recompute"), model, 4096, 16).params) == {"swap": "never"}
-    assert figured(mine, model, 4096, 16) == mine and figured(Policy(), on, 4096, 16) == Policy()
+    here = dict(figured(mine, model, 4096, 16).params)
+    assert here["swap"] == "never" and here["params"] == model.parameters and "chip_flops" not in here
+    always = Policy(action="recompute", params={"swap": "always"})
+    assert dict(figured(always, model, 4096, 16).params)["swap"] == "always"
+    measured = Policy(action="recompute", params={"link_gbps": 3.0, "chip_flops": 1e11, "memory_gbps": 20.0})
+    assert "swap" not in dict(figured(measured, model, 4096, 16).params)
+    assert figured(Policy(), on, 4096, 16) == Policy()
     engine = model.engine(policy="recompute", log=str(tmp_path / "log"))
     engine.close()
     header = json.loads((tmp_path / "log").read_text().splitlines()[0])
-    assert header["policy"]["params"] == {"swap": "never"} and header["config"]["host_blocks"] == 0
+    assert header["policy"]["params"]["swap"] == "never" and header["config"]["host_blocks"] == 0
 
 
 def test_i07_an_engine_that_is_not_stepped_is_not_healthy(model):

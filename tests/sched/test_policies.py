@@ -352,7 +352,7 @@ GROUPS = [(GroupSpec(),), (GroupSpec(), GroupSpec("window", window=5)), (GroupSp
 
 
 def shapes_of(number):
-    """(kind of groups, depth, drafts, prefix cache) with which pair `number` is tried; recurrent groups have no drafts."""
+    """(kind of groups, depth, drafts, prefix cache) with which pair `number` is tried; states have no drafts."""
     for kind in range(3):
         yield kind, 1 + (number + kind) % 3, 2 * ((number // 3 + kind) % 2) * (kind != 2), (number // 2 + kind) % 2 == 0
 

@@ -75,8 +75,9 @@ def fit(rows, capped, drafts, sched, base, junction, want, n, sizes, codes, nblk
     """Cut `capped` to the token budget in row order, into `grant`; `emit` tells who reaches the end of `want`.
 
     Those who do take their drafts along, counted in `given` and in `grant`.  With recurrent groups (align > 0) a chunk
-    of a prompt ends where a state is worth keeping: at a junction, else at a multiple of `align`.  Returns the budget
-    left, the blocks that are taken, those that stay promised, and how many rows got nothing though they wanted
+    of a prompt ends where a state is worth keeping: at a junction, else at a multiple of `align`; the first one after a
+    start between two multiples, since the state there lies in a block that would get the name of its end.  Returns the
+    budget left, the blocks that are taken, those that stay promised, and how many rows got nothing though they wanted
     something.
     """
     take = owed = starved = 0
@@ -86,7 +87,10 @@ def fit(rows, capped, drafts, sched, base, junction, want, n, sizes, codes, nblk
         k = min(capped[i], budget)
         if k > 0 and align > 0 and start < base[row]:
             end, last = start + k, base[row] // align * align
-            if start < junction[row] < end:
+            whole = (start // align + 1) * align
+            if start % align and whole < end:      # the block that holds the state of `start` gets that of its end
+                end = whole
+            elif start < junction[row] < end:
                 end = junction[row]
             elif end < last:
                 if end // align * align > start:

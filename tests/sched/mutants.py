@@ -54,7 +54,8 @@ MUTANTS = [
     ("loops.py", "emit[i] = k > 0 and start + k == want[i]", "emit[i] = k > 0"),              # samples in mid prompt
     ("loops.py", "out[rows[i]] += emit[i] * (1 + drafts[i])", "out[rows[i]] += emit[i]"),
     ("loops.py", "elif needs_host[row] and pend[row] > 0:", "elif needs_host[row] and pend[row] > 9:"),
-    ("loops.py", "            if start < junction[row] < end:\n                end = junction[row]\n            elif",
+    ("loops.py", "            if start % align and whole < end:", "            if False:"),
+    ("loops.py", "            elif start < junction[row] < end:\n                end = junction[row]\n            elif",
      "            if"),                                                                    # junctions are passed over
     ("loops.py", "            elif start < last < end:\n                end = last\n", ""),
     ("results.py", "sched[plan.at] -= lost", "sched[plan.at] -= 0 * lost"),                   # rejected drafts count

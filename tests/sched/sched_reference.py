@@ -242,6 +242,8 @@ class Reference:
         if not align or start >= r.base:
             return n
         last = r.base // align * align
+        if start % align and end > start // align * align + align:
+            return align - start % align
         if start < r.junction < end:
             return r.junction - start
         if end < last:

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from sched_fakes import Run, expect_alone
 
 from afl.errors import ConfigError
-from afl.sched import Arrived, GroupSpec, Policy, Request, Reset, Sampled, SchedConfig, init, metrics, step
+from afl.sched import Arrived, GroupSpec, Loaded, Policy, Request, Reset, Sampled, SchedConfig, init, metrics, step
 from afl.sched.groups import granularity
 from afl.sched.hashing import extend, root
 from afl.sched.hits import longest
@@ -279,3 +279,32 @@ def test_d07_the_caller_may_reuse_its_arrays():
     tokens[:] = 9
     s, _, out = step(s, [event], Policy())
     assert out.tokens.tolist() == [3] and s.tokens[0].tolist() == [0, 1, 2, 3, 4, 3]
+
+
+def test_a_state_between_two_block_ends_is_not_taken_for_that_of_the_end():
+    """A chunk ends at 3 since the step was full, the next could reach 8: it must not pass 4, where a state is named."""
+    config = SchedConfig(2, 6, 30, 40, 4, (GroupSpec(), GroupSpec("recurrent")), prefix_cache=True)
+    run = Run(config)
+    first = Request("first", [1] * 3, 1)
+    run.submit(first, Request("a", [3] * 14, 2))              # "a" gets 3 tokens beside the 3 of the other
+    run.drain()
+    starts = [(int(p.start[i]), int(p.grant[i])) for p in run.plans for i, id in enumerate(p.ids) if id == "a"]
+    assert starts[:3] == [(0, 3), (3, 1), (4, 4)]
+    again = Request("b", [3] * 6, 3)
+    run.submit(again)
+    run.drain()
+    expect_alone(run, [first, Request("a", [3] * 14, 2), again])
+
+
+def test_a_loaded_state_between_two_block_ends_is_not_taken_for_that_of_the_end():
+    config = SchedConfig(1, 3, 9, 8, 2, (GroupSpec(), GroupSpec("recurrent")), prefix_cache=True)
+    run = Run(config)
+    run.submit(Request("far", [3] * 8, 1, remote=5))
+    load = run.loads[0]
+    run.device.load(load, [3] * 8, run.state.config.groups)
+    run.step(Loaded("far", 5))
+    run.drain()
+    again = Request("again", [3] * 7, 1)
+    run.submit(again)
+    run.drain()
+    expect_alone(run, [again])

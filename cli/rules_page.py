@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from typing import Any
 
-from afl.run.ask import TABLE, Ask, Wish
+from afl.run.ask import TABLE, Wish
 from afl.run.rules import legal_tp, problems
 
 HEAD = """# Rules and what chips take
@@ -75,14 +75,11 @@ def _matrix(found: list[Any]) -> Iterator[tuple[str, ...]]:
 
 
 def _wrong(chip: Any, way: dict[str, Any]) -> bool:
-    from afl.run.load import choose_dtype, definition_of, sized
+    from afl.run.load import asked
 
     it = settings(2, 64, 4, 2, 96, 128) | {n: v for n, v in way.items() if n == "head_dim"}
     wish: Any = Wish({n: v for n, v in way.items() if n != "head_dim"} | {"chip": chip.name})
-    if problems(Ask(wish, chip, settings=it)):
-        return True
-    dtype = choose_dtype(wish.dtype, chip)
-    return bool(problems(sized(definition_of(it), _config(it), chip, dtype, wish)))
+    return bool(problems(asked(it, wish, chip)[1]))
 
 
 def _config(it: dict[str, Any]) -> Any:

@@ -23,7 +23,7 @@ from afl.run.ask import Ask
 from afl.run.chat import Text
 from afl.run.model import Model
 from afl.run.precision import stores
-from afl.run.rules import refuse
+from afl.run.rules import OF_MODELS, problems, refuse
 from afl.types import DTYPES
 
 DEFAULT_MODEL = "smollm2"
@@ -61,17 +61,14 @@ def outline(model: str | Path = DEFAULT_MODEL, config: EngineConfig | None = Non
     """Find and check a checkpoint.  Raises a BadInput with one clear message if anything does not hold."""
     config = config or EngineConfig()
     chip = chip_named(config.chip)
-    refuse(Ask(config, chip))
     set_threads(config.threads)
     checkpoint = open_checkpoint(locate(str(model), configs.environment()))
-    refuse(Ask(config, chip, settings=checkpoint.config))
-    definition = definition_of(checkpoint.config)
-    tied, notice = tied_head(says_tied(checkpoint.config), checkpoint)
-    c = definition.config({**checkpoint.config, "tie_word_embeddings": tied})
-    dtype = choose_dtype(config.dtype, chip, most_stored(checkpoint.tensors))
-    made = abstract_model(definition, c, chip, dtype, config)
-    specs = definition.params(c)
-    plan = plan_load(specs, checkpoint.tensors, definition.ignore)
+    tied, notice = tied_head(_says_tied(checkpoint.config), checkpoint)
+    settings = {**checkpoint.config, "tie_word_embeddings": tied}
+    definition, ask = asked(settings, config, chip, most_stored(checkpoint.tensors))
+    made = abstract_model(definition, ask)
+    specs = made.definition.params(made.c)
+    plan = plan_load(specs, checkpoint.tensors, made.definition.ignore)
     text = Text.of(checkpoint) if checkpoint.tokenizer_json is not None else None
     eos_ids = checkpoint.eos_ids if text is None else text.tokenizer.eos_ids
     notices = (*checkpoint.notices, *((notice,) if notice else ()))
@@ -81,16 +78,29 @@ def outline(model: str | Path = DEFAULT_MODEL, config: EngineConfig | None = Non
     return Outline(made, checkpoint, specs, plan)
 
 
-def abstract_model(definition: ModelDef, c: Any, chip: Chip, dtype: torch.dtype, config: EngineConfig) -> Model:
-    """A model with types for parameters.  Raises ConfigError with everything that does not hold for these sizes."""
-    refuse(sized(definition, c, chip, dtype, config))
-    return Model(definition, c, (), chip, dtype, config).resized(c)
+def abstract_model(definition: ModelDef | None, ask: Ask) -> Model:
+    """A model with types for parameters.  Raises ConfigError with everything that does not hold."""
+    refuse(ask)
+    assert definition is not None and ask.chip is not None and ask.dtype is not None, "the rules hold"
+    return Model(definition, ask.c, (), ask.chip, DTYPES[ask.dtype], ask.config).resized(ask.c)
 
 
-def sized(definition: ModelDef, c: Any, chip: Chip, dtype: torch.dtype, config: Any, **more: Any) -> Ask:
-    """What is asked for once the model's sizes are known; `more` are fields of `Ask`."""
+def asked(
+    settings: Mapping[str, Any], config: Any, chip: Chip, stored: str = "", **ranks: Any
+) -> tuple[ModelDef | None, Ask]:
+    """All that rules can look at before a weight is read, and the definition of the model if there is one.
+
+    settings: config.json.  config: an EngineConfig or a `Wish`.  stored: dtype of the checkpoint.  ranks: tp, pp, ...
+    """
+    ask = Ask(config, chip, settings=settings, **ranks)
+    wrong = {v.rule for v in problems(ask)}
+    if wrong & OF_MODELS:
+        return None, ask
+    definition = definition_of(settings)
+    c = definition.config(settings)
+    dtype = choose_dtype("auto" if "dtype of the chip" in wrong else config.dtype, chip, stored)
     name = str(dtype).removeprefix("torch.")
-    return Ask(config, chip, c=c, caches=definition.caches(c), max_len=c.max_len, dtype=name, **more)
+    return definition, attrs.evolve(ask, c=c, caches=definition.caches(c), max_len=c.max_len, dtype=name)
 
 
 def load(
@@ -112,13 +122,10 @@ def random_model(architecture: str, settings: Mapping[str, Any], *, seed: int = 
     """A model with random weights from config.json's `settings`; for tests, benches and notebooks."""
     config = EngineConfig.of(options)
     chip = chip_named(config.chip)
-    refuse(Ask(config, chip, settings={**settings, "architectures": [architecture]}))
-    definition = model_named(architecture)
-    c = definition.config(settings)
-    dtype = choose_dtype(config.dtype, chip)
-    refuse(sized(definition, c, chip, dtype, config))
-    params = random_params(definition.params(c), seed, dtype, stores(chip, config.weights, dtype))
-    return Model(definition, c, params, chip, dtype, config)
+    definition, ask = asked({**settings, "architectures": [architecture]}, config, chip)
+    m = abstract_model(definition, ask)
+    params = random_params(m.definition.params(m.c), seed, m.dtype, stores(chip, config.weights, m.dtype))
+    return attrs.evolve(m, params=params)
 
 
 def choose_dtype(wish: str, chip: Chip, stored: str = "") -> torch.dtype:
@@ -172,7 +179,7 @@ def definition_of(settings: Mapping[str, Any]) -> ModelDef:
     raise errors[0]
 
 
-def says_tied(settings: Mapping[str, Any]) -> bool:
+def _says_tied(settings: Mapping[str, Any]) -> bool:
     """Whether config.json says that the output head is the embedding."""
     value = settings.get("tie_word_embeddings")
     if value is not None and not isinstance(value, bool):

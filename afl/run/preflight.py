@@ -22,7 +22,7 @@ from afl.models.locate import locate
 from afl.models.spec import ModelDef
 from afl.plugins import chip as chip_named
 from afl.run.ask import Ask, Budget, Wish
-from afl.run.load import abstract_model, choose_dtype, definition_of, most_stored, says_tied, sized
+from afl.run.load import abstract_model, asked, most_stored
 from afl.run.memory import SHARE, Pool, tokens_of_block
 from afl.run.model import Model
 from afl.run.report import Fit, HostLengths, Memory, Report
@@ -31,7 +31,6 @@ from afl.run.rules import legal_tp, problems
 from afl.run.shards import local
 from afl.run.survey import Survey, survey
 from afl.run.unserved import unserved
-from afl.types import DTYPES
 
 FRACTION = 0.9                  # of a device's memory
 GROUP_BYTES = 2 * (200 << 20)   # send and receive buffer of a communication group, the library's default size
@@ -79,26 +78,17 @@ def check(
     it = model if isinstance(model, Source) else source(model)
     wish: Any = Wish({**options, "chip": chip})
     found = chip_named(chip)
-    ask = Ask(wish, found, tp, pp, dp, ep, settings=it.settings)
-    report = Report(it.where, str(it.settings["architectures"][0])[:80], found.name, str(wish.weights),
-                    {"tp": tp, "pp": pp, "dp": dp, "ep": ep})
-    wrong = problems(ask)
-    if {v.rule for v in wrong} & {"architecture", "mixture of experts", "quantised checkpoint"}:
-        return attrs.evolve(report, violations=tuple(wrong))
-    definition = definition_of(it.settings)
-    c = definition.config({**it.settings, "tie_word_embeddings": says_tied(it.settings)})
-    has_dtype = all(v.rule != "dtype of the chip" for v in wrong)
-    dtype = choose_dtype(wish.dtype, found, it.stored) if has_dtype else DTYPES[found.dtypes[0]]
     sizes = {"tp": tp, "pp": pp, "dp": dp, "ep": ep}
-    ask = sized(definition, c, found, dtype, wish, settings=it.settings, **sizes)
-    report = attrs.evolve(
-        report, violations=tuple(problems(ask)), dtype=str(dtype).removeprefix("torch."), layers=c.layers,
-        parameters=_count(definition, c),
-    )
+    definition, ask = asked(it.settings, wish, found, it.stored, **sizes)
+    report = Report(it.where, str(it.settings["architectures"][0])[:80], found.name, str(wish.weights), sizes,
+                    tuple(problems(ask)), dtype=ask.dtype or "")
+    if definition is not None:
+        report = attrs.evolve(report, layers=ask.c.layers, parameters=_count(definition, ask.c))
     if report.violations:
         return report
-    config = EngineConfig(**{**options, "chip": chip})
-    return _measured(report, definition, c, dtype, config, ask, fraction, others)
+    assert definition is not None, "the rules about models hold"
+    return _measured(report, definition, attrs.evolve(ask, config=EngineConfig(**{**options, "chip": chip})), fraction,
+                     others)
 
 
 def known_options(options: Mapping[str, Any]) -> None:
@@ -107,14 +97,12 @@ def known_options(options: Mapping[str, Any]) -> None:
     EngineConfig.of({name: fields.get(name, value) for name, value in options.items()})
 
 
-def _measured(
-    report: Report, definition: ModelDef, c: Any, dtype: Any, config: EngineConfig, ask: Ask, fraction: float,
-    others: int,
-) -> Report:
+def _measured(report: Report, definition: ModelDef, ask: Ask, fraction: float, others: int) -> Report:
     """The report on what the rules allow, with everything that the programs tell."""
-    chip, tp = ask.chip, ask.tp
+    chip, tp, c, config = ask.chip, ask.tp, ask.c, ask.config
+    model = one_rank(definition, ask)
     assert chip is not None
-    model = abstract_model(definition, local(c, tp), chip, dtype, config)
+    dtype = model.dtype
     ask = attrs.evolve(ask, unserved=unserved(model))
     if ask.unserved:
         return attrs.evolve(report, violations=tuple(problems(ask)))
@@ -151,12 +139,18 @@ def _measured(
     )
 
 
+def one_rank(definition: ModelDef, ask: Ask) -> Model:
+    """The model of one of `ask.tp` ranks, with types for parameters."""
+    whole = abstract_model(definition, ask)
+    return whole.resized(local(ask.c, ask.tp))
+
+
 def _ranks_that_hold(model: Model, c: Any, b: Budget, tp: int) -> int:
     """The next tp at which parameters, the temporaries of now and two blocks fit; 0 if none does."""
     rest = b.own - model.param_bytes + GROUP_BYTES * (tp == 1) + 2 * b.block
     for n in legal_tp(c):
         if n > tp:
-            m = abstract_model(model.definition, local(c, n), model.chip, model.dtype, model.config)
+            m = model.resized(local(c, n))
             if m.param_bytes + rest <= b.usable:
                 return n
     return 0

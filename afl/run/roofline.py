@@ -18,7 +18,6 @@ from afl.types import HostIntsType, TensorType
 LIST_US = (0.16, 0.28)
 TENSOR_US = (10.0, 20.0)
 TENSORS = frozenset({F.ATB_PAGED, F.ATB_NZ})        # features whose operators take lengths as a host tensor
-PRODUCTS = {"linear", "logits", "linear_int8", "linear_int4"}
 CACHES = ("k_cache", "v_cache")
 
 
@@ -107,7 +106,7 @@ def work(e: Equation, k: Kernel, lengths: Lengths, tp: int = 1) -> Work:
     moved += sum(t.nbytes for t in outs if isinstance(t, TensorType) and t not in caches)
     link = 0.0
     name = e.op.name
-    if name in PRODUCTS:
+    if name == "logits" or name.startswith("linear"):
         x, y = named["x"], outs[0]
         flops.append((_kind(named.get("w", x).dtype), 2.0 * y.shape[0] * y.shape[1] * x.shape[1]))
     elif name == "paged_attention":

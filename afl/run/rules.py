@@ -20,6 +20,8 @@ from afl.run.ask import TABLE, Ask, Violation, rule
 
 EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")     # keys of config.json
 
+OF_MODELS = {"architecture", "mixture of experts", "quantised checkpoint"}      # no Config of a model can be made
+
 
 def problems(ask: Ask) -> list[Violation]:
     """Every violation, in the order of the table."""

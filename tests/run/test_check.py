@@ -13,14 +13,14 @@ from afl import plugins
 from afl.config import EngineConfig
 from afl.models.llama import config as llama_config
 from afl.run import preflight
-from afl.run.load import abstract_model, definition_of
+from afl.run.load import abstract_model, asked, definition_of
 from afl.run.memory import Pool
-from afl.run.preflight import Source, check
+from afl.run.preflight import Source, check, one_rank
 from afl.run.programs import greedy_program
 from afl.run.roofline import Lengths, step_time
 from afl.run.shards import local
 from afl.run.survey import graph_limit, survey
-from afl.types import DTYPES, TensorType
+from afl.types import TensorType
 
 NPUS = ("310p", "a2", "a3", "a5")
 HALF = {"310p": "float16"}
@@ -46,9 +46,7 @@ def weight_bytes(s: dict[str, Any], tp: int, tile: int = 1) -> int:
 @pytest.mark.parametrize(("settings", "tp"), [(LLAMA_70B, 8), (LLAMA_405B, 16), (LLAMA_405B, 32)])
 @pytest.mark.parametrize("chip", NPUS)
 def test_bytes_of_weights_and_cache_equal_the_closed_formulas(settings, tp, chip):
-    it = definition_of(settings)
-    model = abstract_model(it, local(it.config(settings), tp), plugins.chip(chip),
-                           DTYPES[HALF.get(chip, "bfloat16")], EngineConfig.of({"chip": chip}))
+    model = one_rank(*asked(settings, EngineConfig.of({"chip": chip}), plugins.chip(chip), tp=tp))
     assert model.param_bytes == weight_bytes(settings, tp, 16 if chip == "310p" else 1)
     heads = max(1, 8 // tp)
     assert sum(s.block_bytes(128, model.dtype) for s in model.caches) == (
@@ -126,10 +124,8 @@ def pool(model: Any, blocks: int = 32) -> Pool:
 
 
 def tiny(chip: str, **options: Any) -> Any:
-    it = definition_of(TINY)
-    dtype = plugins.chip(chip).dtypes[0]
-    return abstract_model(it, it.config(TINY), plugins.chip(chip), DTYPES[dtype],
-                          EngineConfig.of({"chip": chip, **SMALL, **options}))
+    config = EngineConfig.of({"chip": chip, **SMALL, **options})
+    return abstract_model(*asked(TINY, config, plugins.chip(chip)))
 
 
 LENGTHS = Lengths(((1, 99), (1, 7), (5, 3)))

@@ -16,9 +16,8 @@ from afl.config import EngineConfig
 from afl.errors import ConfigError
 from afl.run import preflight
 from afl.run.ask import TABLE, Ask, Budget, Wish
-from afl.run.load import definition_of, sized
+from afl.run.load import asked, definition_of
 from afl.run.rules import kv_heads, legal_tp, problems
-from afl.types import DTYPES
 
 plugins.load_models()
 A3, P310, CPU = plugins.chip("a3"), plugins.chip("310p"), plugins.chip("cpu")
@@ -29,9 +28,8 @@ def wish(**options: Any) -> Any:
 
 
 def model(settings: dict[str, Any] = TINY, chip: Any = A3, dtype: str = "bfloat16", **more: Any) -> Ask:
-    d = definition_of(settings)
-    options = wish(chip=chip.name, **{k: more.pop(k) for k in list(more) if k in vars(wish())})
-    return sized(d, d.config(settings), chip, DTYPES[dtype], options, settings=settings, **more)
+    options = wish(chip=chip.name, dtype=dtype, **{k: more.pop(k) for k in list(more) if k in vars(wish())})
+    return asked(settings, options, chip, **more)[1]
 
 
 # rule -> (an ask that breaks it, how to put its nearest value in)

@@ -102,11 +102,17 @@ def _owed_to_loading(s: SchedState) -> int:
 
 
 def owed_to(s: SchedState, row: int) -> int:
-    """Blocks that a row may still take on the promise made at its admission."""
+    """Blocks that a row may still take on the promise made at its admission.
+
+    If what is being loaded does not come, all is computed here, also what sliding groups would never have held.
+    """
     if s.sched[row] >= s.base[row]:
         return 0
     total = 0
     for spec, lane in zip(s.config.groups, s.lanes(row), strict=True):
+        if s.status[row] == LOADING and s.config.sliding:
+            total += max(0, int(s.promise[lane] - s.held[lane]))
+            continue
         entries = -(-int(s.base[row]) // spec.block_tokens) - int(s.nblk[lane])
         total += max(0, min(int(s.promise[lane] - s.held[lane]), entries))
     return total

@@ -427,3 +427,16 @@ def test_the_head_of_the_queue_is_told_of_a_preemption():
             seen.append(explained(run))
             break
     assert seen == [{"b": ["preempted"], "c": ["preemption"]}] or seen == [{"b": ["preempted"]}], seen
+
+
+def test_blocks_for_a_load_that_may_fail_stay_set_aside():
+    """Loaded, the window group needs 2 blocks; computed here, all 5: until the load has come nobody else gets them."""
+    config = SchedConfig(2, 1, 10, 10, 2, (GroupSpec(), GroupSpec("window", window=5)))
+    run = Run(config, depth=2)
+    far, other = Request("far", [0] * 9, 1, remote=9), Request("other", [3], 1)
+    run.submit(far, other)
+    run.step()
+    assert run.state.tickets["other"].row < 0 and run.state.notes.rules == ("blocks",)
+    run.step(Loaded("far", 0, failed=True))                               # `Run` checks that all promises hold
+    run.drain()
+    expect_alone(run, [far, other])

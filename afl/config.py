@@ -6,13 +6,14 @@ from pathlib import Path
 
 import attrs
 
-from afl.errors import ConfigError, nearest, violations
+from afl.errors import ConfigError, nearest, unknown, violations
 
 ENVIRONMENT = {
     "AFL_PLUGINS": "'off' ignores installed plugins",
     "AFL_LOG": "file that receives the engine's event log",
 }
 
+GRAPHS = ("auto", "on", "off")
 RANGES = {      # option -> lowest and highest value
     "max_seqs": (1, 4096), "max_step_tokens": (1, 1 << 20), "depth": (1, 3), "kv_blocks": (0, 1 << 30),
     "block_tokens": (0, 1 << 16), "max_model_len": (0, 1 << 31), "threads": (0, 4096),
@@ -42,6 +43,7 @@ class EngineConfig:
     block_tokens: tokens per cache block.  kv_blocks: usable cache blocks.  depth: steps in flight (1 or 2).
     policy: a name, names joined by +, a JSON object or the path of a .json file.  prefix_cache: reuse cached prefixes.
     strict: a trace that was not declared is an error.  references: ops run their reference bodies (slow).
+    graphs: decode steps are replayed from captured graphs: auto (on a device), on (also emulated on a host) or off.
     eager: no program is traced.  checked: every op is checked for index ranges, NaN and result types.
     """
 
@@ -63,10 +65,13 @@ class EngineConfig:
     references: bool = False
     seed: int | None = None
     log: str | None = None
+    graphs: str = "auto"
 
     def __attrs_post_init__(self) -> None:
         rows = [text for name in RANGES if (text := out_of_range(name, getattr(self, name)))]
         rows += [text] if (text := too_few_tokens(self.max_step_tokens, self.max_seqs)) else []
+        if self.graphs not in GRAPHS:
+            rows.append(unknown("value of graphs", str(self.graphs), GRAPHS))
         if rows:
             raise ConfigError(violations("options that do not hold", rows))
 

@@ -60,6 +60,10 @@ class GraphError(AflError):
     """A graph that breaks an invariant of the IR."""
 
 
+class CaptureError(AflError):
+    """A program that cannot be captured in a device graph, or a graph that was used against its contract."""
+
+
 class RetraceError(AflError):
     """Strict mode: a program would have been traced after warm-up."""
 

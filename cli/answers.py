@@ -174,6 +174,7 @@ def statistics(watched: Watched, done: Sequence[Any]) -> str:
         ("traces", f"{engine.traces}" + (" (eager)" if engine.config.eager else f", {len(programs)} programs")),
         *(("program", f"{p.name}: {len(p.graph.eqns)} equations, {len(p.plan.copies)} copies, "
                       f"temporaries {size(p.plan.peak)} as traced") for p in programs),
+        *((("graphs", str(engine.graphs)),) if m.chip.captures else ()),
         ("steps", f"{engine.steps}, at most {watched.most_rows} requests at a time, "
                   f"{engine.sched.preemptions} preemptions"),
         ("cache blocks", f"{watched.most_blocks} of {pool.blocks} used at most; {pool.block_tokens} tokens, "

@@ -130,6 +130,9 @@ def run(
     prefix_cache: Annotated[bool, _engine(
         "Reuse what the cache still holds of earlier prompts.", "--prefix-cache/--no-prefix-cache", metavar=None)]
     = _E.prefix_cache,
+    graphs: Annotated[str, _engine(
+        "Replay decode steps from captured graphs: auto (on a device), on (also emulated on a host), off.",
+        metavar="auto|on|off")] = _E.graphs,
     log: Annotated[str | None, _engine(
         "Write the engine's event log to this file.", metavar="FILE", show_default=False)] = _E.log,
     json: Json = False,

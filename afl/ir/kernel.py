@@ -17,6 +17,20 @@ from afl.layout import plain
 from afl.types import TensorType, Type
 
 
+@attrs.frozen
+class Update:
+    """What a captured vendor call with host operands is given anew at every replay.
+
+    op: the vendor operator, "npu::name".  keys: its arguments that change.
+    values: (operands, **params) -> {key: list or host tensor} of all keys; operands are HostInts, and types or tensors.
+    The kernel makes its arguments by the same function, and their sizes depend on types alone.
+    """
+
+    op: str
+    keys: tuple[str, ...]
+    values: Callable[..., Mapping[str, Any]]
+
+
 @attrs.frozen(eq=False)
 class Kernel:
     """An implementation of an op.
@@ -24,7 +38,8 @@ class Kernel:
     needs: features that the chip must have.      dtypes: accepted dtypes of the tensor operands of float kind.
     when: predicate over (operand types, **params); must be monotone in every dimension, or `widens` is False.
     inplace: result index -> operand name that it overwrites and returns.
-    host: operands the vendor op takes as host lists.   fmt: operand name -> required storage format ("nd" if absent).
+    host: operands the vendor op takes as host lists, and update: how a captured call is given them anew.
+    fmt: operand name -> required storage format ("nd" if absent).
     workspace: (operand types, **params) -> temporary bytes.  invariant: a row is independent of its batch mates.
     """
 
@@ -36,6 +51,7 @@ class Kernel:
     when: Callable[..., bool] | None = None
     inplace: Mapping[int, str] = attrs.field(factory=dict)
     host: tuple[str, ...] = ()
+    update: Update | None = None
     capturable: bool = True
     widens: bool = True
     invariant: bool = True
@@ -70,6 +86,8 @@ def _validate(k: Kernel) -> None:
     for what, used in (("inplace", set(k.inplace.values())), ("host", set(k.host)), ("fmt", set(k.fmt))):
         if used - names:
             raise AflError(f"{where}: {what} names operands that the op lacks: {sorted(used - names)}")
+    if k.update is not None and not k.host:
+        raise AflError(f"{where} declares update= and no host operands that it would renew; list them in host=")
     if any(other.name == k.name for other in k.op.kernels):
         raise AflError(f"{where} is registered twice")
 
@@ -109,7 +127,8 @@ def reference(op: Op, types: tuple[Type | None, ...] = ()) -> Kernel:
         if fmt:
             def fn(*operands: Any, **params: Any) -> Any:
                 return op.reference(*map(plain, operands), **params)
-        _REFERENCES[key] = Kernel(op, "reference", fn, priority=-1000, fmt=fmt)
+        host = tuple(o.name for o in op.operands if o.host)
+        _REFERENCES[key] = Kernel(op, "reference", fn, priority=-1000, fmt=fmt, host=host)
     return _REFERENCES[key]
 
 

@@ -127,8 +127,10 @@ def input_bytes(p: Plan, tag: str | None = None) -> int:
 def capture_problems(p: Plan) -> list[str]:
     """Why this plan cannot be captured and replayed at fixed addresses; empty if it can."""
     n = numbering(p.graph)
-    pairs = zip(p.graph.eqns, p.kernels, strict=True)
+    pairs = list(zip(p.graph.eqns, p.kernels, strict=True))
     rows = [f"{k!r} is not capturable: {line(e, n)}" for e, k in pairs if not k.capturable]
+    rows += [f"{k!r} takes host operands ({', '.join(k.host)}) and declares no update, so a replay would use those of "
+             f"the capture: {line(e, n)}" for e, k in pairs if k.capturable and k.host and k.update is None]
     rows += [
         f"a donated input is copied before it is written: {line(p.graph.eqns[c.at], n)}"
         for c in p.copies

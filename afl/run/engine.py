@@ -17,13 +17,14 @@ from afl import config as configs
 from afl import sched, tree
 from afl.config import EngineConfig
 from afl.errors import RequestError
+from afl.run.graphs import capture_decode
 from afl.run.load import set_threads
 from afl.run.logprobs import TokenLogprobs, top_logprobs
 from afl.run.memory import groups_of, size_pool
-from afl.run.pack import leaves_of, pack, pad
+from afl.run.pack import fills_of, leaves_of, pack, pad
 from afl.run.policies import figured, policy_of
 from afl.run.programs import greedy_program, sample_program
-from afl.run.sampling import SampleTable, SamplingParams, pad_rows
+from afl.run.sampling import FILLS, SampleTable, SamplingParams, pad_rows
 from afl.run.sampling import leaves_of as sample_leaves
 from afl.sched import Aborted, Arrived, Outputs, Paused, Plan, Request, Reset, Resumed, Sampled, Tick, Timed
 from afl.sched.events import NEVER
@@ -40,7 +41,8 @@ class Flight:
 
     plan: Plan
     token: torch.Tensor  # int32 [r]
-    logits: torch.Tensor  # f32 [r, v]
+    logits: torch.Tensor | None  # f32 [r, v]; of a captured step only if somebody asked for log-probabilities
+    scored: tuple[tuple[int, int], ...]  # (place in the batch, alternatives) of rows whose log-probability is wanted
 
 
 @attrs.frozen(eq=False)
@@ -88,6 +90,11 @@ class Engine:
         with torch.inference_mode():
             self.state = model.init_state(self.pool.blocks, self.pool.block_tokens, config.max_seqs)
         self.leaves = tuple(tree.leaves(self.state))
+        fills = fills_of(len(self.sched.config.groups))
+        with torch.inference_mode():
+            self.graphs = capture_decode(
+                ((self.greedy, fills), (self.sampled, fills + FILLS)), self.leaves, model.chip, config
+            )
         self.table = SampleTable(config.max_seqs)
         self.owner = np.zeros(config.max_seqs, np.int64)  # number of the request whose parameters each row holds
         self.live: dict[str, tuple[SamplingParams, int, int]] = {}  # id -> parameters, seed, prompt tokens
@@ -164,8 +171,8 @@ class Engine:
         self.inbox.append(Reset(weights))
 
     def metrics(self) -> dict[str, Any]:
-        """Gauges and counters of the scheduler; see `afl.sched.metrics`."""
-        return sched.metrics(self.sched)
+        """Gauges and counters of the scheduler, see `afl.sched.metrics`, and of captured graphs."""
+        return {**sched.metrics(self.sched), **self.graphs.metrics()}
 
     def health(self, now: float | None = None) -> Health:
         """Whether the engine gets on, with the oldest request and what it waits for if not; from any thread."""
@@ -214,13 +221,16 @@ class Engine:
             edits, rows = None, None
             if self.table.any_special and self.table.special[plan.at].any():
                 rows, edits = self.table.pack(plan.at, plan.kv_len, plan.emit, self.sched.tokens)
-            token, logits = self._run(batch, rows, edits, len(plan.rows))
+            scored = self._scored(plan)
+            token, logits = self._run(batch, rows, edits, len(plan.rows), bool(scored))
         if "timing" in self.needs:
             token.numpy()  # wait for the device
             self.inbox.append(Timed(plan.step, features(plan), (time.perf_counter() - began) * 1e3))
-        return Flight(plan, token, logits)
+        return Flight(plan, token, logits, scored)
 
-    def _run(self, batch: Any, rows: Any, edits: Any, r: int) -> tuple[torch.Tensor, torch.Tensor]:
+    def _run(
+        self, batch: Any, rows: Any, edits: Any, r: int, scored: bool
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
         jitted = self.greedy if rows is None else self.sampled
         if self.config.eager:
             trees = (self.state, batch) if rows is None else (self.state, batch, rows, edits)
@@ -230,14 +240,27 @@ class Engine:
         if rows is not None:
             sizes["edits"] = len(edits.row)
         program = jitted.program(**sizes)
+        graph = self.graphs.of(program)
+        if graph is not None:
+            more = () if rows is None else sample_leaves(rows, edits)
+            token, logits = graph.run((*leaves_of(batch), *more))
+            # the next run overwrites them, and at depth 2 it comes before they are read
+            return token[:r].clone(), logits[:r].clone() if scored else None
         z = program.sizes
         if z is not None:
             batch = pad(batch, z["tokens"], z["rows"], z["width"])
             rows, edits = (None, None) if rows is None else pad_rows(rows, edits, z["rows"], z["edits"])
         more = () if rows is None else sample_leaves(rows, edits)
         *leaves, token, logits = program(*self.leaves, *leaves_of(batch), *more)
-        self.leaves = leaves
+        self.leaves = self.graphs.home(self.leaves, leaves)
         return (token, logits) if z is None else (token[:r], logits[:r])
+
+    def _scored(self, plan: Plan) -> tuple[tuple[int, int], ...]:
+        """Rows of a plan whose log-probabilities are wanted."""
+        if not self.table.any_scored:
+            return ()
+        places = np.flatnonzero(self.table.scored[plan.at] & plan.emit)
+        return tuple((int(i), int(self.table.logprobs[plan.rows[i]])) for i in places)
 
     def _swap(self, plan: Plan) -> None:
         """Move the content of cache blocks to and from host memory, as the plan says."""
@@ -265,10 +288,9 @@ class Engine:
         """Wait for a step's tokens and, where asked for, their log-probabilities."""
         token, plan = f.token.numpy(), f.plan
         wanted = {}
-        if self.table.any_scored:
-            for i in np.flatnonzero(self.table.scored[plan.at] & plan.emit).tolist():
-                n = int(self.table.logprobs[plan.rows[i]])
-                wanted[plan.ids[i]] = top_logprobs(f.logits[i : i + 1], f.token[i : i + 1], n)[0]
+        for i, n in f.scored:
+            assert f.logits is not None, "a step with scored rows keeps its logits"
+            wanted[plan.ids[i]] = top_logprobs(f.logits[i : i + 1], f.token[i : i + 1], n)[0]
         return Sampled(f.plan.step, token), wanted
 
     @property

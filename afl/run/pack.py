@@ -6,6 +6,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from afl.ir.capture import LAST
 from afl.models.batch import Batch
 from afl.sched import Plan, SchedState
 from afl.sched.loops import compiled
@@ -84,6 +85,11 @@ def batch_of(
         HostInts.wrap(q_start),
         HostInts.wrap(kv_len),
     )
+
+
+def fills_of(groups: int) -> tuple[Any, ...]:
+    """What the leaves of a batch with that many cache groups hold where it is padded, in tree order."""
+    return (0, 0, *(-1,) * groups, LAST, 0, *(0,) * groups, -1, LAST, 0)
 
 
 def pad(b: Batch, tokens: int, rows: int, width: int, fill: float = 0) -> Batch:

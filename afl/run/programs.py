@@ -75,6 +75,7 @@ def _jit(model: Any, step: Any, abstract: Any, pool: Pool, more: dict[str, tuple
     ladder = None
     if model.chip.captures:
         steps = {n: _doubling(hi) for n, (_, hi) in ranges.items() if n != "edits"}
+        steps["tokens"] = tuple(sorted({*steps["tokens"], c.max_seqs}))     # a decode step of all rows is a bucket
         ladder = Ladder(steps | {"width": (width,)} | ({"edits": (1, 256, 4096, 65536)} if more else {}))
     made = jit(
         step,

@@ -212,6 +212,9 @@ def leaves_of(rows: SampleRows, edits: Edits) -> tuple[Tensor, ...]:
             edits.row, edits.token, edits.bias, edits.repeat, edits.minus)
 
 
+FILLS = (0, 0, 1, 0, 0.5, -1, 0, 0, 1, 0)      # what those leaves hold where a step is padded
+
+
 _NO_EDITS = Edits(*(torch.empty(0, dtype=t) for t in (torch.int32, torch.int32, *3 * (torch.float32,))))
 
 

@@ -26,7 +26,9 @@ ALLOWED: dict[str, set[str]] = {
     "chip": {"errors"},
     "config": {"errors"},
     "plugins": {"chip", "config", "errors", "models"},          # asks the registry of models, lazily
-    "device": BASE,                              # imports the vendor package
+    "device": BASE | {"device_npu", "device_fake"},             # imports the vendor package; opens a driver
+    "device_npu": BASE | {"device"},
+    "device_fake": BASE | {"device"},
     "ir": BASE,
     "dist": BASE | {"ir"},
     "dist.eplb": PLAIN | {"dist", "dist.eplb.policies"},

@@ -2,6 +2,7 @@
 
 from typing import Any
 
+import attrs
 import pytest
 import torch
 from rng import Rng
@@ -9,6 +10,7 @@ from torch import Tensor
 
 from afl import plugins
 from afl.chip import registered
+from afl.errors import AflError
 from afl.ir import op as ops
 from afl.ir.kernel import Kernel, rejection
 from afl.layout import layout
@@ -122,15 +124,16 @@ def attention(q_lens: list[int], kv_lens: list[int], tokens: int, s: int) -> tup
 
 
 @pytest.mark.parametrize("tokens", (4, 5, 9))
-def test_fused_attention_adds_a_request_for_padding_and_asks_for_zeros_only_then(monkeypatch, tokens: int):
+def test_fused_attention_of_more_tokens_than_rows_has_one_more_request_and_zeros_only_for_padding(monkeypatch, tokens):
+    """The request is there without padding too, empty, so that the lists are as long as a captured call has them."""
     calls = seen(monkeypatch, fia, "npu_fused_infer_attention_score")
     args = attention([3, 1], [130, 2], tokens, 128)
     got = fia.attend(*args, scale=0.25)
     ((_, more),) = calls
     padded = tokens > 4
-    assert more["actual_seq_lengths"] == [3, 4, tokens][: 2 + padded]
-    assert more["actual_seq_lengths_kv"] == [130, 2, 1][: 2 + padded]
-    assert more["block_table"].tolist() == [[1, 2], [3, 4], [0, 0]][: 2 + padded]
+    assert more["actual_seq_lengths"] == [3, 4, tokens]
+    assert more["actual_seq_lengths_kv"] == [130, 2, 1]
+    assert more["block_table"].tolist() == [[1, 2], [3, 4], [0, 0]]
     assert more["inner_precise"] == 2 * padded
     assert torch.allclose(got.float(), paged_attention.reference(*args, scale=0.25).float(), atol=2e-3)
 
@@ -138,7 +141,27 @@ def test_fused_attention_adds_a_request_for_padding_and_asks_for_zeros_only_then
 def test_fused_attention_gives_a_row_without_tokens_the_length_one(monkeypatch):
     calls = seen(monkeypatch, fia, "npu_fused_infer_attention_score")
     fia.attend(*attention([2, 0, 0], [2, 0, 0], 3, 128), scale=0.25)
-    assert calls[0][1]["actual_seq_lengths_kv"] == [2, 1, 1, 1] and calls[0][1]["actual_seq_lengths"] == [2, 2, 2, 3]
+    assert calls[0][1]["actual_seq_lengths_kv"] == [2, 1, 1] and calls[0][1]["actual_seq_lengths"] == [2, 3, 3]
+    assert len(calls[0][1]["block_table"]) == 3, "padding rows take the padding tokens"
+
+
+@pytest.mark.parametrize(("t", "starts", "lens", "ends", "kept"), [
+    (4, [0, 1, 2, 2, 2], [9, 5, 0, 0], [1, 2, 3, 4], [9, 5, 1, 1]),             # decode, two rows of padding
+    (4, [0, 0, 0, 0, 0], [0, 0, 0, 0], [1, 2, 3, 4], [1, 1, 1, 1]),             # nothing but padding: a capture
+    (4, [0, 3, 3, 3, 3], [8, 0, 0, 0], [3, 4, 4, 4], [8, 1, 1, 1]),
+    (2, [0, 1, 1, 1, 1], [7, 0, 0, 0], [1, 2, 2, 2], [7, 1, 1, 1]),             # fewer tokens than rows
+    (8, [0, 3, 3, 3, 3], [8, 0, 0, 0], [3, 3, 3, 3, 8], [8, 1, 1, 1, 1]),
+    (3, [0, 1, 3], [4, 9], [1, 3, 3], [4, 9, 1]),
+])
+def test_lengths_of_fused_attention_are_as_many_as_the_sizes_say(t, starts, lens, ends, kept):
+    q, k, v, table, *_ = attention_types(4, 2, 16, 128)
+    operands = attrs.evolve(q, shape=(t, 4, 16)), k, v, table, None, None, HostInts(starts), HostInts(lens)
+    assert fia.lengths(*operands, scale=1.0) == {"actual_seq_lengths": ends, "actual_seq_lengths_kv": kept}
+
+
+def test_padding_tokens_without_padding_rows_are_refused():
+    with pytest.raises(AflError, match="1 padding tokens have no padding rows"):
+        fia.lengths(attention_types(4, 2, 16, 128)[0], HostInts([0, 1, 1, 2]), HostInts([3, 3, 3]), scale=1.0)
 
 
 @pytest.mark.parametrize("lens", ([1, 2, 0], [1, 0, 0], [130, 1, 2]))

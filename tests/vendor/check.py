@@ -4,7 +4,9 @@
 (b) every vendor call written in afl names an operator of torch_npu, with arguments that one of its schemas takes;
 (c) every kernel of every NPU chip runs its conformance cases on fake tensors, with torch_npu's shape functions, and on
     the stub device, with its host code, eagerly and in a graph (fake_chip.py, a process per chip);
-(d) what that cannot prove is listed: operators without shape function, and those of atb::, which have neither.
+(d) the decode programs of every chip that captures are captured and replayed by torch_npu's own graphs (graphs.py, a
+    process per chip); a chip that does not says why;
+(e) what that cannot prove is listed: operators without shape function, and those of atb::, which have neither.
 
 Exit status 1 if anything differs.
 """
@@ -118,11 +120,11 @@ def unknown_soc_names(chip: chips.Chip) -> list[str]:
     return [s for s in chip.soc if s.encode() + b"\0" not in text]
 
 
-def on_chip(chip: chips.Chip) -> dict[str, Any] | str:
-    """The report of fake_chip.py with the stub's chip set to this one, or the text of its failure."""
+def on_chip(chip: chips.Chip, script: str = "fake_chip.py") -> dict[str, Any] | str:
+    """The report of a script with the stub's chip set to this one, or the text of its failure."""
     path = os.pathsep.join([str(ROOT / "tests"), str(ROOT / "tests" / "ops"), os.environ.get("PYTHONPATH", "")])
     env = os.environ | {"CANN_STUB_SOC": chip.soc[0], "PYTHONPATH": path}
-    command = [sys.executable, "-W", "ignore", str(HERE / "fake_chip.py"), chip.name]
+    command = [sys.executable, "-W", "ignore", str(HERE / script), chip.name]
     done = subprocess.run(command, capture_output=True, text=True, env=env, timeout=1800)
     if done.returncode:
         return "\n".join(done.stderr.strip().splitlines()[-12:])
@@ -144,6 +146,20 @@ def report(r: dict[str, Any]) -> tuple[list[str], list[str]]:
     lines.append(f"    storage formats compared: {', '.join(r['formats']) or 'none'}")
     idle = [] if calling else [f"{r['chip']} has no kernel that calls a vendor operator"]
     return lines, [f"{r['chip']} {n} {p}" for n, found in wrong.items() for p in found] + r["storage"] + idle
+
+
+def graph_report(r: dict[str, Any]) -> tuple[list[str], list[str]]:
+    """Lines about the captured programs of one chip, and its mismatches."""
+    wrong = [f"{r['chip']} graphs: {p}" for p in [*r["tables"], *r.get("problems", ())]]
+    if r["captures"]:
+        counts = ", ".join(f"{name} {len(found)}" for name, found in r["launches"].items())
+        lines = [f"    graphs of torch_npu: decode captured and replayed; launches as of the program: {counts}"]
+        return lines, wrong + ([] if all(r["launches"].values()) else [f"{r['chip']} graphs: nothing was launched"])
+    kernels = sorted({row.partition(" is not capturable")[0] for row in r["problems_of_the_plan"]})
+    lines = [f"    graphs: decode is not captured, because of {', '.join(kernels)}",
+             f"    torch_npu itself says of a product: {' '.join(r['torch_npu'].split())}"]
+    named = "equation 0 of program 'product'" in r["torch_npu"]
+    return lines, wrong + ([] if named and kernels else [f"{r['chip']} graphs: {r['torch_npu']}"])
 
 
 def main() -> int:
@@ -174,6 +190,13 @@ def main() -> int:
         lines, wrong = report(found)
         print("\n".join(lines))
         problems += wrong
+        graphs = on_chip(chip, "graphs.py")
+        if isinstance(graphs, str):
+            problems.append(f"{chip.name}: graphs were not checked\n{graphs}")
+        else:
+            lines, wrong = graph_report(graphs)
+            print("\n".join(lines))
+            problems += wrong
         unproven |= {n for k in found["kernels"].values() for n in k["calls"]} - set(found["with_shapes"])
     host = sorted(n for n in unproven if n.startswith("npu::"))
     print(f"called, without shape function, compared with host code only: {', '.join(host) or 'none'}")

@@ -114,7 +114,9 @@ def main(folder: Path, site: Path) -> None:
         link(folder / name, str(empty), f"-L{folder}", "-Wl,--no-as-needed", "-lcannstub", "-Wl,-rpath,$ORIGIN")
     api, own = compiled(HERE / "opapi.c", folder)
     names = {n for o in operators for n in (o, f"{o}GetWorkspaceSize")} - own
-    rest.write_text("\n".join(nothing(s) for s in sorted(names)))
+    rest.write_text("long launch(const char *);\n" + "\n".join(
+        f'long {s}(void) {{ return launch("{s}"); }}' if s in operators and not s.endswith("WorkspaceSize")
+        else nothing(s) for s in sorted(names)))
     link(folder / "libopapi.so", str(api), str(rest))
     print(f"{len(missing)} missing libraries, {len(symbols)} runtime symbols, {len(operators)} operators")
 

@@ -259,3 +259,17 @@ def test_bytes_of_a_stored_matrix_are_compared_with_the_real_package(found: dict
     assert wrong == found["storage"]
     assert "layout unpadded of torch.bfloat16 (20, 18): (720, 720) bytes, torch_npu takes 2048" in wrong
     assert not any("(16, 16)" in p for p in wrong), "a whole fractal needs no padding"
+
+
+def test_a_report_on_graphs_fails_for_a_call_that_is_lost_and_for_a_refusal_without_its_equation(check: ModuleType):
+    good = {"chip": "a2", "captures": True, "tables": [], "problems": [], "launches": {"greedy": ["A", "B"]}}
+    assert check.graph_report(good)[1] == [] and "greedy 2" in check.graph_report(good)[0][0]
+    assert check.graph_report(good | {"problems": ["lost"]})[1] == ["a2 graphs: lost"]
+    assert check.graph_report(good | {"tables": ["row"]})[1] == ["a2 graphs: row"]
+    assert check.graph_report(good | {"launches": {"greedy": []}})[1]
+    plan = ["<kernel linear/x> is not capturable: ..."]
+    refused = {"chip": "310p", "captures": False, "tables": [], "problems_of_the_plan": plan,
+               "torch_npu": "no | equation 0 of program 'product'"}
+    assert check.graph_report(refused)[1] == [] and "<kernel linear/x>" in check.graph_report(refused)[0][0]
+    assert check.graph_report(refused | {"torch_npu": "torch_npu captured it"})[1]
+    assert check.graph_report(refused | {"problems_of_the_plan": []})[1]

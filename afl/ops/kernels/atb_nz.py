@@ -56,7 +56,7 @@ def write(k_cache: Tensor, v_cache: Tensor, k: Tensor, v: Tensor, slot: Tensor) 
 
 
 @kernel(paged_attention, needs={F.ATB_NZ}, dtypes=HALF, when=attends, fmt=NZ, host=("q_start_h", "kv_len_h"),
-        name="atb_nz")
+        capturable=False, name="atb_nz")
 def attend(
     q: Tensor, k_cache: Tensor, v_cache: Tensor, blocks: Tensor, q_start: Tensor, kv_len: Tensor,
     q_start_h: HostInts, kv_len_h: HostInts, *, scale: float,
@@ -64,7 +64,8 @@ def attend(
     """_npu_paged_attention_splitfuse_v2: tokens padded to a multiple of 16, both length vectors on the host.
 
     Padding tokens belong to no request; the vendor leaves anything in their results, which are zeroed.  A padding row
-    has both lengths 0, which the vendor's library does not refuse.
+    has both lengths 0, which the vendor's library does not refuse.  Not to be captured: torch_npu cannot renew the
+    lengths of this operator in a graph.
     """
     t = len(q)
     padded = torch.nn.functional.pad(q, (0, 0, 0, 0, 0, -t % TILE)).contiguous()

@@ -24,12 +24,16 @@ def fits(q: Any, k_cache: Any, *rest: Any, scale: float) -> bool:
     return k_cache.shape[1] == 128 and fia.fits(q, k_cache, *rest, scale=scale)
 
 
-@kernel(paged_attention, needs={F.ATB_PAGED, F.FIA}, dtypes=HALF, when=fits, host=("q_start_h", "kv_len_h"), name="atb")
+@kernel(paged_attention, needs={F.ATB_PAGED, F.FIA}, dtypes=HALF, when=fits, host=("q_start_h", "kv_len_h"),
+        capturable=False, name="atb")
 def _attend(
     q: Tensor, k_cache: Tensor, v_cache: Tensor, blocks: Tensor, q_start: Tensor, kv_len: Tensor,
     q_start_h: HostInts, kv_len_h: HostInts, *, scale: float,
 ) -> Tensor:
-    """Token i is row i, real rows first.  A padding row reads one key of the null block and its result is zeroed."""
+    """Token i is row i, real rows first.  A padding row reads one key of the null block and its result is zeroed.
+
+    Not to be captured: which of two operators it calls follows from the lengths of a step.
+    """
     r, starts = len(kv_len), q_start_h.list
     real = starts[-1]
     if len(q) != r or starts != [*range(real + 1), *[real] * (r - real)]:

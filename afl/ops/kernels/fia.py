@@ -3,12 +3,14 @@
 import functools
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.utils._python_dispatch import _disable_current_modes
 
 from afl.chip import F
-from afl.ir.kernel import kernel
+from afl.errors import AflError
+from afl.ir.kernel import Update, kernel
 from afl.ir.op import HALF
 from afl.ops.attention import paged_attention
 from afl.ops.vendor import npu
@@ -33,27 +35,51 @@ def fits(q: Any, k_cache: Any, *rest: Any, scale: float) -> bool:
         q.shape[1] // k <= MOST_GROUP)
 
 
-@kernel(paged_attention, needs={F.FIA}, dtypes=HALF, when=fits, host=("q_start_h", "kv_len_h"), name="fia")
+@functools.lru_cache(maxsize=16)        # every layer of a step asks for the same ones
+def _lengths(t: int, q_start: HostInts, kv_len: HostInts) -> dict[str, list[int]]:
+    starts, r = q_start.array, len(kv_len)
+    total, ends, lens = int(starts[-1]), starts[1:].copy(), np.maximum(kv_len.array, 1)
+    if t > r:
+        ends, lens = np.append(ends, t), np.append(lens, 1)
+    else:
+        real = int(np.searchsorted(starts, total))          # rows behind it have no tokens
+        ends[real:] = np.minimum(total + np.arange(1, r - real + 1), t)
+        if r and ends[-1] != t:
+            raise AflError(f"{t - total} padding tokens have no padding rows: q_start is {q_start.list}; a row has a "
+                           "token unless it is padding, and padding rows come last")
+    return {"actual_seq_lengths": ends.tolist(), "actual_seq_lengths_kv": lens.tolist()}
+
+
+def lengths(q: Any, *rest: Any, scale: float) -> dict[str, list[int]]:
+    """The vendor's two lists: running sums of query lengths, ending with the number of tokens; lengths of at least 1.
+
+    How long they are follows from the numbers of tokens t and rows r alone, as a captured call needs it: with t > r one
+    more request takes the padding tokens, of which there may be none; otherwise padding rows take one each.
+    """
+    return _lengths(q.shape[0], *rest[-2:])
+
+
+UPDATE = Update("npu::npu_fused_infer_attention_score", ("actual_seq_lengths", "actual_seq_lengths_kv"), lengths)
+
+
+@kernel(paged_attention, needs={F.FIA}, dtypes=HALF, when=fits, host=("q_start_h", "kv_len_h"), update=UPDATE,
+        name="fia")
 def attend(
     q: Tensor, k_cache: Tensor, v_cache: Tensor, blocks: Tensor, q_start: Tensor, kv_len: Tensor,
     q_start_h: HostInts, kv_len_h: HostInts, *, scale: float,
 ) -> Tensor:
-    """Padding tokens become one more request that holds a single key of the null block; their results are zeroed.
+    """Padding tokens belong to requests that hold a single key of the null block; their results are zeroed.
 
-    The vendor wants actual_seq_lengths to end with the number of tokens, and lengths of at least 1.  A step that is to
-    be captured must be captured with padding tokens: the added request may be empty when it is replayed.
+    A step that is to be captured must be captured with padding tokens, or its graph does not zero them.
     """
     t, (b, s, k, e) = len(q), k_cache.shape
-    ends, lens = q_start_h.list[1:], kv_len_h.list
-    if 0 in lens:
-        lens = [max(1, n) for n in lens]
-    padded = q_start_h.list[-1] < t
-    if padded:
-        ends, lens = [*ends, t], [*lens, 1]
+    given = lengths(q, k_cache, v_cache, blocks, q_start, kv_len, q_start_h, kv_len_h, scale=scale)
+    if len(given["actual_seq_lengths"]) > len(blocks):
         blocks = torch.cat([blocks, blocks.new_zeros(1, blocks.shape[1])])
+    padded = q_start_h.array[-1] < t
     out, _ = npu.npu_fused_infer_attention_score(
         q.contiguous(), k_cache.view(b, s, k * e), v_cache.view(b, s, k * e), atten_mask=causal_mask(q.device),
-        actual_seq_lengths=ends, actual_seq_lengths_kv=lens, block_table=blocks.contiguous(), num_heads=q.shape[1],
+        **given, block_table=blocks.contiguous(), num_heads=q.shape[1],
         scale=scale, input_layout="TND", num_key_value_heads=k, sparse_mode=RIGHT_DOWN_CAUSAL,
         inner_precise=FIX_INVALID_ROWS if padded else 0, block_size=s,
     )

@@ -50,12 +50,12 @@ def _take_tokens(token: Tensor, last: Tensor) -> Tensor:
     return torch.where(token < 0, last.index_select(0, (-1 - token).clamp(min=0)), token)
 
 
-@kernel(put_tokens, needs=NPU, name="npu_torch")
+@kernel(put_tokens, needs=NPU, inplace={0: "last"}, name="npu_torch")
 def _put_tokens(last: Tensor, row: Tensor, token: Tensor) -> Tensor:
-    """A scatter of r integers; what goes nowhere goes behind the end."""
+    """A scatter of r integers; what goes nowhere goes behind the end of a copy, which is then written back."""
     n = len(last)
     wide = torch.nn.functional.pad(last, (0, 1))
-    return wide.scatter_(0, torch.where(row >= 0, row, n).long(), token)[:n]
+    return last.copy_(wide.scatter_(0, torch.where(row >= 0, row, n).long(), token)[:n])
 
 
 @kernel(edit_logits, needs=NPU, name="npu_torch")

@@ -87,6 +87,16 @@ def test_a_folder_with_and_without_weights_gives_the_same(afl, llama, config, mo
     assert json.loads(afl(*given, "--model", alone).stdout)["memory"] == bare["memory"]
 
 
+@pytest.mark.parametrize("options", [
+    ("--max-model-len", 999, "--block-tokens", 60, "--weights", "int4"), ("--dtype", "float32", "--depth", 9), (),
+], ids=str)
+def test_run_refuses_with_the_message_of_the_check(afl, llama, options):
+    found = json.loads(afl("check", "--model", llama, "--chip", "a2", "--json", *options).stdout)
+    result = afl("run", "--model", llama, "--chip", "a2", "x", *options)
+    assert result.exit_code == 2 and found["violations"] and not result.stdout
+    assert all(v["text"] in result.stderr for v in found["violations"])
+
+
 def test_chips_side_by_side(afl, config):
     given = ("check", "--model", config(TINY), *SMALL, "--compare", "a2,a3,a5,310p")
     table = afl(*given).stdout.splitlines()

@@ -44,7 +44,7 @@ def test_d06_one_trace_holds_for_every_length(models, chip, dtype):
     while engine.busy:
         got += [t for _, t, _ in engine.step().outputs.rows()]
     assert tuple(got) == want.token_ids and len(got) == 31
-    assert engine.traces == 2                        # the prompt and the decodes: steps of one token are another program
+    assert engine.traces == 2                        # the prompt and the decodes
 
 
 @pytest.mark.parametrize("chip,dtype", CHIPS)

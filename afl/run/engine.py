@@ -154,7 +154,9 @@ class Engine:
         return id
 
     def abort(self, id: str, reason: str = "abort") -> None:
-        """End a request; unknown or finished ids are ignored."""
+        """End a request; unknown or finished ids are ignored.  reason: a member of `afl.sched.REASONS`."""
+        if reason not in sched.REASONS[1:]:
+            raise RequestError(f"abort: reason is {reason!r}; give one of {', '.join(sched.REASONS[1:])}")
         if id in self.live:
             self.inbox.append(Aborted(id, reason))
 

@@ -102,3 +102,27 @@ def test_b22_one_limit_for_admission_scheduler_pool_and_command_line(llama, mode
     assert refused.exit_code == 2 and "150" in refused.stderr
     listed = json.loads(cli("inspect", "memory", *given, "--json").stdout)
     assert listed["max_model_len"] == 150
+
+
+def test_f08_rows_of_one_step_that_bring_several_tokens_each_use_their_own_parameters(model, serve):
+    requests = {
+        "hot": ([5], {"temperature": 2.0, "seed": 1, "max_tokens": 8}),
+        "greedy": ([6, 1, 8, 2], {"max_tokens": 8}),
+        "cool": ([9, 3], {"temperature": 0.7, "seed": 2, "top_k": 5, "max_tokens": 8}),
+    }
+    plans = []
+    got = serve(model.engine(max_seqs=3), requests, plans)
+    assert list(plans[0].grant) == [1, 4, 2]
+    for id, (prompt, sampling) in requests.items():
+        alone = model.generate([prompt], options={"max_seqs": 1}, **sampling)[0]
+        assert got[id] == (list(alone.token_ids), "length")
+    hot = model.generate([requests["hot"][0]], temperature=0.7, seed=1, max_tokens=8)[0]
+    assert got["hot"][0] != list(hot.token_ids), "the temperatures make no difference to this prompt"
+
+
+def test_an_abort_for_a_reason_that_does_not_exist_is_refused_and_ends_nothing(model, serve):
+    engine = model.engine()
+    engine.submit([5, 9], SamplingParams(max_tokens=3), "a")
+    with pytest.raises(RequestError, match="'bored'.*stop, length, abort"):
+        engine.abort("a", "bored")
+    assert serve(engine, {"b": ([5, 9], {"max_tokens": 3})})["b"][1] == "length"

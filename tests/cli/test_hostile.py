@@ -158,4 +158,4 @@ def test_a_damaged_file_is_an_answer_or_one_message(afl, good, tmp_path, name):
 @pytest.mark.soak
 @pytest.mark.parametrize("name", FILES)
 def test_many_damaged_files(afl, good, tmp_path, name):
-    many(afl, good, tmp_path, name, range(100, 400))
+    many(afl, good, tmp_path, name, range(100, 440))

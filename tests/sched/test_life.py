@@ -352,6 +352,17 @@ def test_a_hundred_thousand_waiting_requests_cost_a_step_nothing():
     assert s.queue.size == size and s.queue.node is node, "the queue was not touched"
 
 
+def test_readers_come_in_any_order_and_count_once():
+    run = Run(SMALL)
+    run.submit(Request("a", range(9), 1, readers=3))
+    run.drain()
+    for readers in ((2, 2), (0, 0), (2, 0)):
+        run.step(*(Sent("a", r) for r in readers))
+        assert run.state.pool.free == 32 - 3
+    run.step(Sent("a", 1))
+    empty(run)
+
+
 def test_every_turn_of_a_session_is_read_once_by_each_reader():
     run = Run(SchedConfig(2, 16, 64, 32, 4, read_timeout=10.0))
     run.submit(Request("s", range(6), 2, session=True, readers=2))

@@ -326,3 +326,16 @@ def test_config_sizes_are_checked():
 def test_the_scheduler_imports_no_torch_and_no_numba():
     code = "import sys, afl.sched; sys.exit('torch' in sys.modules or 'numba' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0
+
+
+def test_what_a_victim_was_granted_in_the_same_step_goes_to_the_others():
+    """Three tokens a step; "middle" has got one when "new", which may not be preempted yet, needs its blocks."""
+    run = Run(SchedConfig(3, 3, 20, 11, 2), policy=policies.get("priority"))
+    urgent, middle = Request("urgent", [0, 1], 7), Request("middle", [0, 1, 2], 7, priority=1)
+    new = Request("new", range(7), 5, priority=2)
+    arrivals, plans = {0: middle, 3: urgent, 4: new}, []
+    for at in range(7):
+        plans.append(run.step(*([Arrived(arrivals[at])] if at in arrivals else [])))
+    granted = [dict(zip(p.ids, p.grant.tolist(), strict=True)) for p in plans]
+    assert granted[5:] == [{"middle": 1, "urgent": 1, "new": 1}, {"urgent": 1, "new": 2}]
+    expect_alone(run.drain(), [urgent, middle, new])
